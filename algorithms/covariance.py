@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.algorithms.aggregation import Aggregation, Denominator, aggregate
+from vantage.algorithms.kl import distance
 from vantage.algorithms.masking import check_response_mask, keep
 from vantage.algorithms.metrics import SumCount, sum_count
 
@@ -99,7 +100,8 @@ def selected_kl_loss(
 ) -> SelectedKLLoss:
     """Return the loss |logprobs − old_logprobs| of the selected tokens, and 0 of the others: kl-cov.
 
-    The authors' code estimates the KL to the old policy so. All tensors (B,T), log-probabilities in nats; the gradient flows
+    The authors' code estimates the KL to the old policy so. At a rollout's first update both are equal but for rounding, and
+    the gradient is 0 there (`vantage.algorithms.kl.distance`). All tensors (B,T), log-probabilities in nats; the gradient flows
     through `logprobs` only. `aggregation` and `denominator` are those of `vantage.algorithms.aggregation.aggregate`, so the
     other tokens count in the denominator.
 
@@ -107,7 +109,7 @@ def selected_kl_loss(
     """
     check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, selected=selected)
     held = response_mask & selected
-    per_token = (keep(logprobs, held) - keep(old_logprobs.detach(), held)).abs()
+    per_token = distance(keep(logprobs, held) - keep(old_logprobs.detach(), held))
     return SelectedKLLoss(
         loss=aggregate(per_token, response_mask, aggregation=aggregation, denominator=denominator),
         covariance_kl=sum_count(per_token, held),

@@ -17,12 +17,15 @@ from vantage.algorithms.masking import keep
 KLEstimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 OldKLKind: TypeAlias = Literal["k1", "k3"]
 
+ROUNDING_STEPS = 64
+"""Log-ratios of so many times the relative rounding of their type are taken for 0: 8e-6 nats in float32."""
+
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLEstimator) -> Tensor:
     """Estimate KL(π‖ref) on each sampled token, in nats; with Δ = logprobs − ref_logprobs:
 
         k1  Δ               unbiased, either sign; the one for rewards. As a loss its expected gradient is 0
-        abs |Δ|             biased
+        abs |Δ|             biased; its gradient is that of `distance`
         k2  ½Δ²             biased; as a loss its expected gradient is that of KL(π‖ref)
         k3  e^(−Δ) − 1 + Δ  unbiased, ≥ 0; as a loss its expected gradient is that of KL(ref‖π)
 
@@ -49,6 +52,16 @@ def old_kl_estimate(logprobs: Tensor, old_logprobs: Tensor, *, kind: OldKLKind) 
     """
     _check_kind(kind, get_args(OldKLKind))
     return _estimate_where_finite(-_log_ratio(logprobs, "old_logprobs", old_logprobs), kind)
+
+
+def distance(log_ratio: Tensor) -> Tensor:
+    """Return |Δ|, whose gradient is 0 where Δ is nothing but rounding: |Δ| ≤ ROUNDING_STEPS · ε of its type.
+
+    Two passes over the same weights differ in their last bits. The sign of such a difference is chance, and would be
+    a gradient as large as that of any other token.
+    """
+    is_apart = log_ratio.detach().abs() > ROUNDING_STEPS * torch.finfo(log_ratio.dtype).eps
+    return torch.where(is_apart, log_ratio, log_ratio.detach()).abs()
 
 
 def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
@@ -158,7 +171,7 @@ def _estimate(log_ratio: Tensor, kind: str) -> Tensor:
     if kind == "k1":
         return log_ratio
     if kind == "abs":
-        return log_ratio.abs()
+        return distance(log_ratio)
     if kind == "k2":
         return 0.5 * log_ratio.square()
     return torch.expm1(-log_ratio) + log_ratio  # expm1: e^x − 1 loses every digit near Δ = 0

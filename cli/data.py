@@ -139,21 +139,29 @@ def _with_tokens(
     from vantage.schemas.records.sampling import OpenModel, RenderRequest, RowToRender
     from vantage.tasks.data.inspection import quantiles, turns_of_responses
 
+    wanted = {number for number, _ in chosen}
     pairs = [
-        (number, RowToRender(prompt=row["prompt"], messages=_turns(row), response=response))
+        (
+            number,
+            RowToRender(
+                prompt=row["prompt"], messages=_turns(row), response=response, is_shown=number in wanted
+            ),
+        )
         for number, row in measured
         for response in turns_of_responses(row) or _NO_RESPONSE
     ]
     if not pairs:
         return found
     with open_model(OpenModel(source=model)) as process:
-        process.opened()
-        rendered = process.render(RenderRequest(rows=tuple(row for _, row in pairs))).rows
+        try:
+            process.opened()
+            rendered = process.render(RenderRequest(rows=tuple(row for _, row in pairs))).rows
+        except ValueError as error:
+            raise ValueError(str(error) if model in str(error) else f"--model={model}: {error}") from None
     faults: dict[int, str] = {}
     for (number, _), each in zip(pairs, rendered, strict=True):
         if each.fault is not None:
             faults.setdefault(number, each.fault)
-    wanted = {number for number, _ in chosen}
     shown = [
         ShownRow(row=number, parts=each.parts, num_tokens=each.prompt_tokens + each.response_tokens)
         for (number, _), each in zip(pairs, rendered, strict=True)

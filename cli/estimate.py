@@ -9,7 +9,7 @@ from vantage.cli.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
     from vantage.estimates.asked_servers import Asked
-    from vantage.estimates.recipe_estimate import RecipeEstimate
+    from vantage.estimates.recipe_estimate import RecipeEstimate, StageEstimate, Vllm
 
 GIGA, MEGA = 1e9, 1e6
 MINUTE, HOUR = 60.0, 3600.0
@@ -85,9 +85,9 @@ def _show(found: "RecipeEstimate") -> None:
         cost = [f"{found.price * stage.gpu_hours:,.2f}"] if found.price is not None else []
         table.add_row(
             stage.name,
-            f"{stage.layout}{'' if stage.fits else ': too small'}",
+            f"{stage.layout}{_servers(stage)}{'' if stage.fits else ': too small'}",
             *map(_size, sizes),
-            _duration(stage.seconds),
+            f"{_duration(stage.seconds)}{'' if stage.vllm is None else '*'}",
             *cost,
             _smallest(stage.smallest, stage.workload.recipe_at_once),
         )
@@ -106,6 +106,13 @@ def _show(found: "RecipeEstimate") -> None:
         lines.append(
             f"with precision: auto and resources.gpus, in bfloat16: {', '.join(saving)} (docs/precision.md)"
         )
+    if any(stage.vllm is not None for stage in found.stages):
+        lines.append("* with vLLM's sampling by a roofline that no GPU was measured for (docs/estimate):")
+    lines += [
+        f"  {stage.name}: {_by_vllm(stage.vllm, stage.layout.nodes)}"
+        for stage in found.stages
+        if stage.vllm is not None
+    ]
     lines += [
         f"{stage.name} takes {_duration(stage.seconds)} on {stage.layout}, and {_duration(stage.faster.seconds)} on "
         f"{stage.faster.layout}: {stage.faster.reason}"
@@ -116,6 +123,34 @@ def _show(found: "RecipeEstimate") -> None:
     basis = dict.fromkeys(line for stage in found.stages for line in stage.workload.basis)
     for line in (*lines, *filter(None, [found.shape.note]), found.response_basis, *basis):
         console.print(f"  {line}", markup=False)
+
+
+def _servers(stage: "StageEstimate") -> str:
+    """Return the GPUs on which only servers of the stage run: `` + 2 vllm``."""
+    engine = stage.workload.engine
+    return f" + {engine.own_gpus} vllm" if engine is not None and engine.own_gpus else ""
+
+
+def _by_vllm(found: "Vllm", nodes: int) -> str:
+    """Return what vLLM does in a stage on so many nodes, in one line."""
+    each = " each" if found.engines > 1 else ""
+    if found.place == "process":
+        who = f"in each of {found.engines} processes" if found.engines > 1 else "in the stage's process"
+    else:
+        who = f"on {found.engines} servers" if found.engines > 1 else "on one server"
+    line = f"{found.tokens_per_second:,.0f} tokens/s {who}, {found.rows:,.0f} rows at once{each}, {_duration(found.sampling)}"
+    if found.sending:
+        line += f", and {_duration(found.sending)} until new weights are there"
+    if found.place == "process" and nodes > 1:
+        return f"{line}; a recipe for {nodes} nodes is refused with it: use rollout.servers"
+    if found.gpus_of_each == 1:
+        return line
+    if found.place == "url":
+        return f"{line}; each server is counted with {found.gpus_of_each} GPUs (tensor parallel), which no cost contains"
+    return (
+        f"{line}, if it had {found.gpus_of_each} GPUs: its weights leave no room on one, and vLLM has one there; use rollout.url with servers "
+        f"that have --tensor-parallel-size {found.gpus_of_each}"
+    )
 
 
 def _asked(asked: "Asked") -> str:

@@ -80,10 +80,8 @@ def _message(error: Exception, code: int) -> str:
             f"the bucket cannot be used: {said}; look at the bucket's address, its login and the network, and run "
             "the same command again"
         )
-    if _is_unanswered(error):
-        url = os.environ.get("PREFECT_API_URL")
-        where = "the Prefect server" if url is None else f"PREFECT_API_URL={without_secrets(url)}"
-        return f"{where} does not answer ({error}); start that server, or correct the address"
+    if (fault := server_fault(error)) is not None:
+        return fault
     settings = _refused_settings(error)
     if settings:
         return settings
@@ -149,7 +147,7 @@ def _code_of(error: Exception) -> ExitCode:
         return ExitCode.STORAGE
     if isinstance(error, ConnectionError | TimeoutError) or type(error).__name__ == "ServerUnavailable":
         return ExitCode.UNAVAILABLE
-    if _is_unanswered(error):
+    if server_fault(error) is not None:
         return ExitCode.UNAVAILABLE
     return ExitCode.STORAGE if isinstance(error, OSError) else ExitCode.INTERNAL
 
@@ -167,10 +165,27 @@ def _shown_path(path: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
-def _is_unanswered(error: Exception) -> bool:
-    """Return whether Prefect's client got no answer; its HTTP library is recognised by name, so it need not be loaded."""
+def server_fault(error: Exception) -> str | None:
+    """Return that the Prefect server does not answer, fails or refuses the login, with the remedy; None: another error."""
+    url = os.environ.get("PREFECT_API_URL")
+    where = "the Prefect server" if url is None else f"PREFECT_API_URL={without_secrets(url)}"
+    if _is_of_httpx(error, "TransportError"):
+        return f"{where} does not answer ({error}); start that server, or correct the address"
+    if not _is_of_httpx(error, "HTTPStatusError"):
+        return None
+    response = error.response  # type: ignore[attr-defined]
+    answer = f"{response.status_code} {response.reason_phrase}"
+    if response.status_code >= 500:
+        return f"{where} fails ({answer}), as it does while its database is away; look at both, and run the same command again"
+    if response.status_code in (401, 403):
+        return f"{where} refuses this login ({answer}); correct PREFECT_API_AUTH_STRING"
+    return None
+
+
+def _is_of_httpx(error: Exception, name: str) -> bool:
+    """Return whether the error is of this class of Prefect's HTTP library, recognised by name, so it need not be loaded."""
     kinds = type(error).__mro__
-    return any(kind.__name__ == "TransportError" and kind.__module__.startswith("httpx") for kind in kinds)
+    return any(kind.__name__ == name and kind.__module__.startswith("httpx") for kind in kinds)
 
 
 def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -74,6 +74,10 @@ System = Annotated[
 Logprobs = Annotated[
     bool, typer.Option("--logprobs", help="Show the log-probability of each token, in nats.")
 ]
+Engine = Annotated[
+    Literal["loop", "vllm"],
+    typer.Option("--engine", help="What samples, as rollout.engine of a recipe; vllm must be installed."),
+]
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ def sample(
     seed: Seed = 0,
     system: System = None,
     logprobs: Logprobs = False,
+    engine: Engine = "loop",
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -144,7 +149,7 @@ def sample(
             asked = _not_empty(asked)  # a file that cannot be read is refused before a model is loaded
         place = workspace_at(workspace)
         names = [named] if against is None else [named, _beside(place, named, against)]
-        models = _open_all(stack, place, names, against)
+        models = _open_all(stack, place, names, against, engine)
         from vantage.runs.console import open_console
 
         console = open_console()
@@ -156,7 +161,13 @@ def sample(
             _answer_all(console, models, settings, asked, logprobs=logprobs)
 
 
-def _open_all(stack: ExitStack, place: "Workspace", names: list[str], against: str | None) -> list[Opened]:
+def _open_all(
+    stack: ExitStack,
+    place: "Workspace",
+    names: list[str],
+    against: str | None,
+    engine: Literal["loop", "vllm"],
+) -> list[Opened]:
     """Start a process for each model; they load at the same time."""
     from vantage.attempts.launchers.sampling_process import open_model
     from vantage.runs.named_models import open_named_model
@@ -174,6 +185,7 @@ def _open_all(stack: ExitStack, place: "Workspace", names: list[str], against: s
                     generation=model.generation,
                     chat=model.chat,
                     date=model.date,
+                    engine=engine,
                 ),
                 side_by_side=len(found),
             )

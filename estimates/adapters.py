@@ -58,10 +58,10 @@ def _is_in_4_bits(recipe: Recipe) -> bool:
 
 def _step_of(recipe: Recipe, name: str, role: str) -> str | None:
     """Return the step that a frozen network comes from; a reward model is identified by the name of its stage."""
+    if role in recipe.stages:
+        return role
     read = dependencies(recipe)[name]
-    return (
-        role if role in recipe.stages else next((read[each] for each in _roles(role) if each in read), None)
-    )
+    return next((read[each] for each in _roles(role) if each in read), None)
 
 
 def _roles(role: str) -> tuple[str, ...]:

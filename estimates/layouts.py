@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vantage.estimates.devices import Device
+from vantage.estimates.engine_timing import memory_of_engine
+from vantage.estimates.engine_timing import width_of as width_of_engine
 from vantage.estimates.memory import (
     BFLOAT16,
     CHUNK_LOGITS,
@@ -261,7 +263,12 @@ def _activations(each: Pass, workload: Workload, layout: Layout, device: Device)
 
 
 def _sampling(each: Sampling, workload: Workload, layout: Layout, device: Device) -> float:
-    """Return the bytes of sampling: the KV cache at its end, the probabilities of one step, and the weights in the type that multiplies."""
+    """Return the bytes of sampling by the loop: the KV cache at its end, the probabilities of one step, and the weights in the type that multiplies."""
+    if workload.engine is not None:
+        if workload.engine.place != "process":
+            return 0.0
+        weights = workload.network(each.role).weights * width_of_engine(workload) if device.is_cpu else 0
+        return memory_of_engine(workload.engine, device) + weights
     network = workload.network(each.role)
     rows = each.rows_at_once(layout.world)
     narrow = BFLOAT16 if workload.is_bfloat16 else FLOAT32

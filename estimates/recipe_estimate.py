@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, Literal
 
 from vantage.estimates.devices import Device, device_named
+from vantage.estimates.engine_timing import on_ranks, sampled, seconds_of_engine, tokens_per_second
 from vantage.estimates.fewer_gpus import Faster, faster_with_fewer
 from vantage.estimates.layouts import (
     RESERVE,
@@ -27,19 +28,40 @@ from vantage.estimates.token_counts import (
     mixed,
     token_counter,
 )
-from vantage.estimates.workload import Workload
+from vantage.estimates.workload import Engine, Workload
 from vantage.estimates.workload_parts import Subject
 from vantage.models.model_config import read_config
+from vantage.schemas.checks.engines import sampling_of, servers_of
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.learning_rates import with_learning_rates
 from vantage.schemas.recipe.recipe import Recipe, ResolvedRecipe
 from vantage.schemas.recipe.sources import Builtin, Registered
-from vantage.schemas.recipe.stage import Resources
+from vantage.schemas.recipe.stage import Resources, Stage
+from vantage.schemas.recipe.stages import samples_ahead
 from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.steps import OTHER_MODEL_PREFIX, content_of, ordered_steps
 
 HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vllm:
+    """vLLM's part of a stage; no GPU was measured for these numbers."""
+
+    place: str
+    """``process``, ``servers`` or ``url``."""
+    engines: int
+    gpus_of_each: int
+    """More than one: its weights do not fit on one GPU."""
+    rows: float
+    """Mean number of responses that one of them samples at once; the least of the stage's samplings."""
+    tokens_per_second: float
+    """Sampled tokens of all of them, new weights left out."""
+    sampling: float
+    """Seconds of sampling."""
+    sending: float
+    """Seconds until the engines have new weights, of all updates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +84,8 @@ class StageEstimate:
     """The layout with the fewest GPUs in which the stage fits, and its micro-batch there."""
     faster: Faster | None = None
     """A layout with fewer GPUs on which it is faster; None: there is none."""
+    vllm: Vllm | None = None
+    """vLLM that samples its responses; None: the loop does."""
 
     @property
     def fits(self) -> bool:
@@ -70,8 +94,9 @@ class StageEstimate:
 
     @property
     def gpu_hours(self) -> float:
-        """All GPUs of the layout, for as long as the stage takes."""
-        return self.seconds * self.layout.world / HOUR
+        """All GPUs of the layout, and those of its own servers, for as long as the stage takes."""
+        servers = 0 if self.workload.engine is None else self.workload.engine.own_gpus
+        return self.seconds * (self.layout.world + servers) / HOUR
 
     def as_json(self, price: float | None) -> dict[str, Any]:
         """Return bytes and seconds, and money where a price is given."""
@@ -96,6 +121,7 @@ class StageEstimate:
             else {**asdict(self.smallest[0]), "microbatch_size": self.smallest[1]},
             "faster_with_fewer_gpus": None if self.faster is None else asdict(self.faster),
             "counts": self.workload.counts,
+            "vllm": None if self.vllm is None else asdict(self.vllm),
             "asked": [each.as_json() for each in self.workload.asked],
             "basis": list(self.workload.basis),
         }
@@ -215,12 +241,17 @@ def _other_shapes(recipe: Recipe) -> tuple[dict[str, ModelShape], list[str]]:
     return shapes, notes
 
 
-def _choices(resources: Resources, gpus: int | None, nodes: int | None) -> list[Layout]:
-    """Return the layouts to try, in order: those of the options, else the one of the stage's resources."""
+def _choices(resources: Resources, gpus: int | None, nodes: int | None, *, servers: int) -> list[Layout]:
+    """Return the layouts to try, in order: those of the options, else the one of the stage's resources.
+
+    Args:
+        servers: GPUs of each node on which servers of the stage run, and no rank.
+    """
     strategies: tuple[Literal["ddp", "fsdp2"], ...] = ("ddp", "fsdp2")
     if gpus is None and nodes is None:
         strategies = (resources.distributed.strategy,)
     gpus = gpus or resources.gpus or resources.distributed.ranks or 1
+    gpus = max(1, gpus - servers)
     nodes = nodes or resources.most_nodes
     return [Layout(1)] if gpus * nodes == 1 else [Layout(gpus, nodes, strategy) for strategy in strategies]
 
@@ -228,8 +259,9 @@ def _choices(resources: Resources, gpus: int | None, nodes: int | None) -> list[
 def _estimate_stage(
     subject: Subject, device: Device, *, gpus: int | None, nodes: int | None
 ) -> StageEstimate:
-    workload = workload_of(subject)
-    choices = _choices(subject.stage.resources, gpus, nodes)
+    engine = _engine_of(subject.stage, nodes)
+    workload = replace(workload_of(subject), engine=engine)
+    choices = _choices(subject.stage.resources, gpus, nodes, servers=servers_of(subject.stage))
     layout, size = choices[-1], None
     for layout in choices:
         size = largest_microbatch(workload, layout, device)
@@ -250,6 +282,39 @@ def _estimate_stage(
         else seconds_of(replace(shown, is_bfloat16=True), layout, device),
         smallest=smallest_layout(workload, device),
         faster=faster_with_fewer(workload, layout, device),
+        vllm=_vllm(on_ranks(shown, world=layout.world, is_sharded=layout.is_sharded), device),
+    )
+
+
+def _engine_of(stage: Stage, nodes: int | None) -> Engine | None:
+    """Return the vLLMs that sample for a stage on so many nodes; None: the loop samples, or nothing is sampled."""
+    sampling = sampling_of(stage)
+    if sampling is None or sampling.engine != "vllm":
+        return None
+    nodes = nodes or stage.resources.most_nodes
+    is_beside = samples_ahead(stage)
+    if sampling.url is not None:
+        return Engine(place="url", count=len(sampling.url), max_rows=sampling.max_rows, is_beside=is_beside)
+    if sampling.servers is not None:
+        count = sampling.servers * nodes
+        return Engine(place="servers", count=count, max_rows=sampling.max_rows, is_beside=is_beside)
+    return Engine(place="process", count=1, max_rows=sampling.max_rows)
+
+
+def _vllm(workload: Workload, device: Device) -> Vllm | None:
+    engine = workload.engine
+    if engine is None or not workload.samplings:
+        return None
+    sampling, sending = seconds_of_engine(workload, device)
+    each = [sampled(sampling, workload, engine, device) for sampling in workload.samplings]
+    return Vllm(
+        place=engine.place,
+        engines=engine.count,
+        gpus_of_each=max(found.gpus for found in each),
+        rows=min(found.rows for found in each),
+        tokens_per_second=tokens_per_second(workload, device) or 0.0,
+        sampling=sampling,
+        sending=sending,
     )
 
 

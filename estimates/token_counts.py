@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -251,13 +252,21 @@ def _builtin(data: Data, shares: Shares) -> _Rows:
     dial = arithmetic.DIALS.get(origin.name)
     if dial is None or origin.kind not in ("demonstrations", "preferences", "labelled_responses", "prompts"):
         raise ValueError(f"data.source={data.source!r} is not built in; `vantage plan` names what there is")
+    total = data.rows or arithmetic.BUILTIN_ROWS
+    rows = _generated(origin.name, origin.kind, min(SAMPLED_ROWS, total))
+    return _Rows(rows, total, f"{total:,} generated rows")
+
+
+@lru_cache(maxsize=32)
+def _generated(name: str, kind: str, count: int) -> Sequence[Mapping[str, Any]]:
+    """Return the first rows of built-in data; several datasets and estimates of one process read the same ones."""
+    from vantage.tasks.data import arithmetic
+
     draw = {
         "preferences": arithmetic.preferences,
         "labelled_responses": arithmetic.labelled_responses,
-    }.get(origin.kind, arithmetic.demonstrations)
-    total = data.rows or arithmetic.BUILTIN_ROWS
-    rows = list(draw(seed=0, count=min(SAMPLED_ROWS, total), dial=dial))
-    return _Rows(rows, total, f"{total:,} generated rows")
+    }.get(kind, arithmetic.demonstrations)
+    return tuple(draw(seed=0, count=count, dial=arithmetic.DIALS[name]))
 
 
 def _file(data: Data, content: Content, path: Path) -> _Rows:

@@ -107,6 +107,26 @@ class Sampling:
         return max(1.0, min(self.at_once, self.count / world))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The vLLMs that sample for a stage."""
+
+    place: Literal["process", "servers", "url"]
+    count: int
+    """How many: servers, or one in the process of each rank (``engine_timing.on_ranks``)."""
+    max_rows: int | None
+    """``rollout.max_rows``."""
+    is_beside: bool = False
+    """``rollout.ahead: 1``: it samples while the stage trains."""
+    gathers: bool = False
+    """Whether an engine in the process of a rank gathers the other ranks' parts of the weights for each update (fsdp2)."""
+
+    @property
+    def own_gpus(self) -> int:
+        """GPUs of the stage on which only servers run."""
+        return self.count if self.place == "servers" else 0
+
+
 @dataclass(frozen=True)
 class Workload:
     """Workload of a stage, from which its memory and seconds are estimated."""
@@ -130,6 +150,8 @@ class Workload:
     """``optimizer_states: 8bit``."""
     has_host_optimizer: bool = False
     """Whether the optimiser's state lies in host memory."""
+    engine: Engine | None = None
+    """vLLMs that sample the responses; None: the loop does."""
     asked: tuple[Asked, ...] = ()
     """Questions to judges and reward servers. They take time and money that no estimate of this machine has."""
 

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from vantage.estimates.adapters import with_adapters
 from vantage.estimates.asked_servers import CHARACTERS_OF_A_TOKEN, Asked, asked_by, own_rewards, summed
+from vantage.estimates.engine_timing import MOST_ROWS
 from vantage.estimates.model_shape import ModelShape
 from vantage.estimates.token_counts import DataCount, Lengths
 from vantage.estimates.workload import Network, Pass, Sampling, Sequences, Workload
@@ -46,11 +48,15 @@ class Subject:
 
     def shape_of(self, role: str) -> ModelShape:
         """Return the shape of the model that the stage reads in a role."""
-        inputs = dependencies(self.recipe)
-        step = inputs[self.name].get(role, "")
+        step = self._inputs[self.name].get(role, "")
         if step in self.recipe.stages and KINDS[self.recipe.stages[step].kind].makes == "reward_model":
-            step = inputs[step]["init"]
+            step = self._inputs[step]["init"]
         return self.others.get(step, self.shape)
+
+    @cached_property
+    def _inputs(self) -> dict[str, dict[str, str]]:
+        """Step → role → step whose artifact it reads."""
+        return dependencies(self.recipe)
 
     @property
     def stage(self) -> Stage:
@@ -85,6 +91,19 @@ class Responses:
         """Return the sampling of ``count`` responses, so many times."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         longest = prompt.longest + response.longest
+        if self.rollout.engine == "vllm":  # which pads nothing, and knows no micro-batches
+            at_once = min(count, self.rollout.max_rows or MOST_ROWS)
+            steps = response.longest_of(count)
+            return Sampling(
+                role=role,
+                times=times,
+                count=count,
+                at_once=at_once,
+                prompt=prompt.mean,
+                response=response.mean,
+                steps=steps,
+                longest=longest,
+            )
         at_once = min(count, rows_at_once(self.sampled, longest, count))
         return Sampling(
             role=role,

@@ -20,7 +20,7 @@ from vantage.flows.publishing.publishing import publish
 from vantage.flows.shown_plan import planned
 from vantage.flows.unsent_ledger import unsent_said
 from vantage.ledger.run_ledger import Ledger
-from vantage.ledger.tracking import check_configured
+from vantage.ledger.tracking import check_configured, without_password
 from vantage.runs.console import Screen
 from vantage.runs.next_steps import after_closed_gates, after_parts, after_questions
 from vantage.runs.own_commands import own_command
@@ -203,10 +203,18 @@ def _order(
             )
             return None
         return servers.ServerUnavailable(
-            f"{str(error).partition(';')[0]}; the run has ended all the same ({orchestrator.run.outcome()}), and what it made is "
+            f"{_first_part(error)}; the run has ended all the same ({orchestrator.run.outcome()}), and what it made is "
             "kept: run the same command again when the server answers, and Prefect hears of it"
         )
     return None
+
+
+def _first_part(error: Exception) -> str:
+    """Return the first sentence of an error; for an answer of Prefect's server its status, since the text contains two addresses."""
+    answer = getattr(error, "response", None)
+    if answer is None:
+        return str(error).partition(";")[0]
+    return f"the Prefect server at {without_password(str(servers.configured_url()))} answered {answer.status_code} {answer.reason_phrase}"
 
 
 def _has_ended(run: Run, earlier: Collection[str]) -> bool:

@@ -40,6 +40,10 @@ _POLL_SECONDS = 0.02
 log = logging.getLogger(__name__)
 
 
+class OutboxBusy(RuntimeError):
+    """Another process is sending this outbox."""
+
+
 class Outbox:
     """One run's queue of operations; threads may share it."""
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vantage.ledger.outbox import Outbox
+from vantage.ledger.outbox import Outbox, OutboxBusy
 from vantage.ledger.tracking import set_up_client, without_login, without_password
 from vantage.schemas.safe_text import without_secrets
 
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 15.0
 """Seconds to pause after a server did not answer, unless a flush is requested."""
+BUSY_SECONDS = 1.0
+"""Seconds to pause while another process sends the outbox, which is no outage: a run that begins sends those of all others."""
 
 _CAUSE = re.compile(r"\[Errno -?\d+\] ([^)\"']+)")
 """Error of the operating system, at the end of a long message of the HTTP library."""
@@ -123,6 +125,11 @@ class Sender:
                     return
                 recorded, requested = self._recorded, self._flushes_requested
             error = self._try_to_send()
+            if isinstance(error, OutboxBusy):
+                with self._changed:
+                    self._error = self._shown(error)
+                retry_at = time.monotonic() + BUSY_SECONDS
+                continue
             with self._changed:
                 self._flushes_tried = requested
                 self._error = "" if error is None else self._shown(error)

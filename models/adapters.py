@@ -8,6 +8,8 @@ never followed.
 
 import json
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,31 @@ def has_adapters(module: nn.Module) -> bool:
     return any(".lora_A." in name for name, _ in module.named_parameters())
 
 
+def shape_of(model: PreTrainedModel) -> AdapterShape:
+    """Return the shape of the model's adapters."""
+    prefix, layers = _prefix(model), _layers(model)
+    first = next(iter(layers.values()))
+    return AdapterShape(first.r[NAME], first.lora_alpha[NAME], tuple(prefix + name for name in layers))
+
+
+def base_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights beneath the adapters, by the names that they have in the model without adapters."""
+    return {name.replace(".base_layer.", "."): each for name, each in weights.items() if ".lora_" not in name}
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Compute as the base does inside the block; the adapters stay as they are."""
+    layers = list(_layers(model).values())
+    try:
+        for layer in layers:
+            layer._disable_adapters = True  # `enable_adapters` would also change which weights are trained
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
 def change_nothing(module: nn.Module) -> bool:
     """Return whether all adapters are as they were before the first step: B = 0."""
     return not any(
@@ -142,24 +169,27 @@ def kept_tensors(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def write_adapters(model: PreTrainedModel, folder: Path, *, base: str | None) -> None:
+def write_adapters(
+    model: PreTrainedModel, folder: Path, *, base: str | None, weights: Mapping[str, Tensor] | None = None
+) -> None:
     """Write the adapters of a model or trunk; the same adapters give the same bytes. All ranks of a sharded one must call this.
 
     Args:
         base: content digest of the whole model beneath; None: unknown.
+        weights: values in place of the model's own, by the names of its parameters.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    prefix, layers = _prefix(model), _layers(model)
+    prefix, layers, given = _prefix(model), _layers(model), weights or {}
     tensors = {}
     for name, layer in sorted(layers.items()):
         for part, matrix in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
-            weight = whole(matrix[NAME].weight.detach()).cpu().contiguous()
+            own = given.get(f"{name}.{part}.{NAME}.weight", matrix[NAME].weight)
+            weight = whole(own.detach()).cpu().contiguous()
             tensors[f"{PREFIX}{prefix}{name}.{part}.weight"] = weight
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    first = next(iter(layers.values()))
-    modules = [prefix + name for name in layers]
-    config = _config(AdapterShape(first.r[NAME], first.lora_alpha[NAME], tuple(modules)), model).to_dict()
-    config["target_modules"] = _short(modules, model)
+    shape = shape_of(model)
+    config = _config(shape, model).to_dict()
+    config["target_modules"] = _short(list(shape.modules), model)
     _write_json(folder / CONFIG, {key: config[key] for key in sorted(config)})
     _write_json(folder / BASE, {"base": base})
 
@@ -302,6 +332,7 @@ __all__ = [
     "add_adapters",
     "added_later",
     "base_of",
+    "base_weights",
     "change_nothing",
     "check_same",
     "has_adapters",
@@ -309,5 +340,7 @@ __all__ = [
     "kept_tensors",
     "merge_adapters",
     "read_adapters",
+    "shape_of",
+    "without_adapters",
     "write_adapters",
 ]

@@ -1,6 +1,6 @@
 """Apply chat templates, which turn messages into text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -9,6 +9,13 @@ from transformers import PreTrainedTokenizerBase
 from vantage.models.call_form import form_of_calls, with_reasoning
 from vantage.models.pinned_date import template_arguments
 from vantage.schemas.conversations import Message, Prompt, extras_of
+
+LONGEST_PREAMBLE = 2**20
+"""Characters that a template may put around the turns."""
+
+
+class TextOutOfProportion(jinja2.TemplateError):
+    """A template's text is far longer than its turns."""
 
 
 def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:
@@ -37,6 +44,7 @@ def render_turns(
 
     Raises:
         jinja2.TemplateError: the template refuses the turns.
+        TextOutOfProportion: it makes a text that is far longer than they are; nothing may tokenise that.
     """
     turns, tools = _turns(prompt)
     if response is not None:
@@ -68,7 +76,17 @@ def _render(
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A template is a program: one that adds a text and an object fails as Python does
         raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
-    return str(text)
+    return _in_proportion(str(text), turns, tools)
+
+
+def _in_proportion(text: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str:
+    """Return the template's text; raises ``TextOutOfProportion``."""
+    if len(text) > LONGEST_PREAMBLE:
+        given = [value for turn in turns for name, value in turn.items() if name != "role"]
+        length = sum(len(str(value)) for value in (*given, *(tools or ())))
+        if len(text) > LONGEST_PREAMBLE + 4 * length:
+            raise TextOutOfProportion(f"makes {len(text)} characters of {length}")
+    return text
 
 
 def render_plain(conversation: Sequence[Message]) -> str:

@@ -4,27 +4,52 @@ Jinja's sandbox keeps a template from files and code, but not from using time an
 for hours, even while it is compiled.
 """
 
+import json
 import multiprocessing
 import resource
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from vantage.models.chat_template import render_turns
+from vantage.models.chat_template import TextOutOfProportion, render_turns
+from vantage.models.turn_end import end_token_id
+from vantage.schemas.conversations import Message
 
 SECONDS = 20.0
 """Time limit of all trials together; an honest template takes milliseconds."""
 EXTRA_BYTES = 512 * 2**20
 """Memory that rendering may take in addition to what the process has already."""
-LONGEST_PREAMBLE = 2**20
-"""Characters that a template may put around the turns."""
-
 RENDERINGS = 12
 """Number of renderings of one prompt, which must all be equal."""
 
 PROMPTS = ("?", "Say hello.\n", "1 2 3 4 5 6 7 8 9 " * 1000, "中文 🙂 <b>{{ x }}</b>")
 """Short, long, with several lines, and with the characters of templates."""
+
+_CALL = {"type": "function", "id": "call00001", "function": {"name": "add", "arguments": {"a": 1}}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "One."}}},
+    },
+}
+
+
+def _turn(role: str, content: str, **extra: object) -> Message:
+    return Message(role=role, content=content, extra=json.dumps(extra) if extra else None)
+
+
+CONVERSATIONS = (
+    [_turn("system", "Be brief."), _turn("user", "?")],
+    [_turn("user", "?"), _turn("assistant", "words"), _turn("user", "?")],
+    [_turn("system", "Be brief.", tools=[_TOOL]), _turn("user", "?")],
+    [_turn("user", "?", tools=[_TOOL]), _turn("assistant", "", tool_calls=[_CALL]), _turn("tool", "1", name="add")],
+    [_turn("user", "?"), _turn("assistant", "words", reasoning_content="Because."), _turn("user", "?")],
+)  # fmt: skip
+"""A system prompt, several turns, tools, calls and reasoning: a template may refuse them, and is bounded where it does not."""
 
 _REMEDY = "set model.chat: false, or correct the tokenizer's chat_template"
 
@@ -72,13 +97,16 @@ def _render_all(tokenizer: PreTrainedTokenizerBase, send: Connection) -> None:
     try:
         for prompt in PROMPTS:
             for response in (None, "words", prompt):
-                rendered = render_turns(tokenizer, prompt, response)
-                if len(rendered) > LONGEST_PREAMBLE + 4 * (len(prompt) + len(response or "")):
-                    send.send_bytes(f"makes {len(rendered)} characters of {len(prompt)}".encode())
-                    return
+                render_turns(tokenizer, prompt, response)
         if len({render_turns(tokenizer, PROMPTS[0], "words") for _ in range(RENDERINGS)}) > 1:
             send.send_bytes(b"is rendered differently each time, as by the filter random or lipsum()")
             return
+        for conversation in CONVERSATIONS:
+            for answer in (None, "words", _turn("assistant", "words", reasoning_content="Because.")):
+                _try_conversation(tokenizer, conversation, answer)
+        end_token_id(tokenizer, chat=None)
+    except TextOutOfProportion as error:
+        send.send_bytes(str(error).encode())
     except MemoryError:
         send.send_bytes(f"takes more than {EXTRA_BYTES // 2**20} MiB of memory".encode())
     except Exception as error:  # a template may raise anything
@@ -86,6 +114,18 @@ def _render_all(tokenizer: PreTrainedTokenizerBase, send: Connection) -> None:
         send.send_bytes(f"cannot be rendered ({type(error).__name__}: {reason})".encode(errors="replace"))
     else:
         send.send_bytes(b"")
+
+
+def _try_conversation(
+    tokenizer: PreTrainedTokenizerBase, conversation: list[Message], answer: str | Message | None
+) -> None:
+    """Render what the template may refuse; raises ``TextOutOfProportion``."""
+    try:
+        render_turns(tokenizer, conversation, answer)
+    except TextOutOfProportion:
+        raise
+    except jinja2.TemplateError:
+        return
 
 
 def _limit_memory() -> None:

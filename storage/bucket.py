@@ -4,11 +4,15 @@ A new one is a row of ``SCHEMES``. Its client has to write on condition (only if
 was read), by which leases exclude other machines.
 """
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from vantage.schemas.safe_text import without_secrets
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote  # takes a moment to load
@@ -25,6 +29,8 @@ class Scheme:
     """Form of its addresses, after ``NAME://``."""
     open: Callable[..., "Remote"]
     """Function from an address, and obstore's options of every client, to the client; nothing is asked of the storage yet."""
+    variables: str | None = None
+    """Beginning of the variables that obstore reads for it, which are checked; None: none are."""
 
 
 def _by_url(address: str, **options: Any) -> "Remote":
@@ -38,10 +44,22 @@ def _s3(address: str, **options: Any) -> "Remote":
     return _by_url(address, conditional_put="etag", **options)
 
 
+_ENDPOINTS = (
+    *("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    *("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL"),
+)
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_ENDPOINT = re.compile(
+    r"(?P<scheme>https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:(?P<port>\d{1,5}))?(/[\w./~-]*)?", re.ASCII
+)
+_REGION = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_YES = ("1", "true", "yes", "on", "y")
+"""Values by which obstore takes a switch for on."""
+
 SCHEMES: Mapping[str, Scheme] = {
-    "s3": Scheme(address="BUCKET/PREFIX", open=_s3),
-    "gs": Scheme(address="…", open=_by_url),
-    "az": Scheme(address="…", open=_by_url),
+    "s3": Scheme(address="BUCKET/PREFIX", open=_s3, variables="AWS_"),
+    "gs": Scheme(address="…", open=_by_url, variables="GOOGLE_"),
+    "az": Scheme(address="…", open=_by_url, variables="AZURE_"),
 }
 """First part of an address → the kind of storage."""
 
@@ -55,7 +73,7 @@ def open_bucket(address: str, *, retry_seconds: float = RETRY_SECONDS) -> "Remot
     """Return the client for a part of a bucket at an address; nothing is asked of it yet.
 
     Raises:
-        ValueError: another scheme, or no bucket.
+        ValueError: another scheme, no bucket, or an endpoint or region in the environment that is none.
     """
     parts = urlsplit(address)
     if parts.scheme not in SCHEMES or not parts.netloc or parts.query or parts.fragment or parts.username:
@@ -64,5 +82,41 @@ def open_bucket(address: str, *, retry_seconds: float = RETRY_SECONDS) -> "Remot
             f"storage {address!r} is no bucket's address; write {', '.join(first)} or {last}, and give the login "
             "in the environment"
         )
+    scheme = SCHEMES[parts.scheme]
+    if scheme.variables is not None:
+        _check_environment(scheme.variables)
     retry = {"retry_timeout": timedelta(seconds=retry_seconds)}
-    return SCHEMES[parts.scheme].open(address, retry_config=retry)
+    return scheme.open(address, retry_config=retry)
+
+
+def _check_environment(beginning: str) -> None:
+    """Refuse endpoints and regions at which obstore panics, and remove empty variables.
+
+    An empty variable is one that somebody left out, such as ``${AWS_REGION:-}`` in a file of Compose; obstore takes it for a value.
+    """
+    for name, value in list(os.environ.items()):
+        if not name.startswith(beginning):
+            continue
+        if not value.strip():
+            del os.environ[name]
+        elif name in _ENDPOINTS:
+            _check_endpoint(name, value)
+        elif name in _REGIONS and not _REGION.fullmatch(value):
+            raise ValueError(
+                f"{name}={value[:100]!r} is no region: it has letters, digits, dots, dashes; correct it (us-east-1), or unset it"
+            )
+
+
+def _check_endpoint(name: str, value: str) -> None:
+    found = _ENDPOINT.fullmatch(value)
+    if found is None or int(found["port"] or 0) > 65535:
+        raise ValueError(
+            f"{name}={without_secrets(value)[:100]!r} is no address of a storage server; write https://HOST:PORT, without a login or "
+            "a query, or unset it"
+        )
+    is_allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in _YES
+    if name.startswith("AWS_") and found["scheme"] == "http" and not is_allowed:
+        raise ValueError(
+            f"{name}={value[:100]!r} has no TLS, so data would cross the network in plain text; write https://, or set "
+            "AWS_ALLOW_HTTP=true where that network is yours"
+        )

@@ -7,14 +7,17 @@ standard output. Output of libraries goes to standard error instead.
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
@@ -32,7 +35,9 @@ from vantage.models.stored_models import load_stored_policy
 from vantage.models.template_trial import try_chat_template
 from vantage.models.unwritten_turns import unwritten_parts
 from vantage.schemas.conversations import Message, Prompt, is_one_prompt
+from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.pass_limits import PassLimits
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stages_on_data import TrainOn
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.schemas.records.sampling import (
@@ -53,7 +58,8 @@ from vantage.schemas.records.sampling import (
 )
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.data.rendering import render
-from vantage.tasks.rollout.engine import load_engine
+from vantage.tasks.rollout.engine import RolloutEngine, load_engine
+from vantage.tasks.rollout.running_vllm import VllmFailed
 from vantage.tasks.rollout.token_texts import token_texts
 from vantage.tasks.training.optimization import training_device
 
@@ -61,6 +67,45 @@ PR_SET_PDEATHSIG = 1
 """Value of the constant in ``linux/prctl.h``."""
 AT_ONCE = 32
 """Number of responses that are sampled side by side."""
+TEMPLATE_SECONDS = 60
+"""Most seconds of processor time of the chat template while a model is opened, and for the conversations of one request to sample."""
+TEMPLATE_BYTES = 2 * 2**30
+"""Memory that a request's rendering may take in addition to what the process has already."""
+
+Bounds = Callable[[int], AbstractContextManager[None]]
+"""Seconds (0: no limit) → what bounds the chat template in its block; a template is a program by the model's author."""
+
+
+def unbounded(_seconds: int) -> AbstractContextManager[None]:
+    """Bound nothing: the block runs beside others in one process."""
+    return nullcontext()
+
+
+@contextmanager
+def bounded(seconds: int) -> Iterator[None]:
+    """Bound the block's processor time and memory. After the seconds the kernel ends the process: a long power of integers looks at no signal.
+
+    Raises:
+        ValueError: the block takes more memory.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + TEMPLATE_BYTES
+    lower = most if before[0] == resource.RLIM_INFINITY else min(before[0], most)
+    resource.setrlimit(resource.RLIMIT_AS, (lower, before[1]))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    except MemoryError:
+        raise ValueError(
+            f"the model's chat template takes more than {TEMPLATE_BYTES // 2**30} GiB of memory; correct the tokenizer's "
+            "chat_template, or leave the model out"
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 Request = SampleRequest | RenderRequest | MergeRequest
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
@@ -68,12 +113,20 @@ _REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 class OpenedModel:
     """A model whose tokenizer is loaded, and whose weights are loaded by the first request."""
 
-    def __init__(self, opening: OpenModel, scratch: Path) -> None:
+    def __init__(self, opening: OpenModel, scratch: Path, *, bounds: Bounds = unbounded) -> None:
         """Find the model.
 
         Raises:
-            ValueError: the model cannot be used (``UnsafeModel`` …); the message contains the reason.
+            ValueError: the model cannot be used (``UnsafeModel`` …), or its engine is not installed; the message contains the reason.
         """
+        if opening.engine == "vllm" and find_spec("vllm") is None:
+            raise ValueError(
+                "--engine=vllm needs the package vllm, which is not installed; install it as docs/rollouts.md describes, or leave --engine out"
+            )
+        self._bounds = bounds
+        self._engine_name = opening.engine
+        self._vllm: RolloutEngine | None = None
+        self._room: tuple[Generation, int] | None = None
         self.files = ModelFiles(opening.folder or scratch / "model", opening.base)
         if opening.source is not None:
             import_model(opening.source, self.files.folder, seed=0, scratch=scratch)
@@ -84,7 +137,8 @@ class OpenedModel:
     def describe(self) -> ModelOpened:
         """Return the answer to the first line."""
         tokenizer, chat = self.codec.tokenizer, self.codec.chat
-        stops = self.codec.stop_token_ids
+        with self._bounds(TEMPLATE_SECONDS):
+            stops = self.codec.stop_token_ids
         template = str(tokenizer.chat_template or "")
         return ModelOpened(
             uses_chat=uses_chat(tokenizer, chat),
@@ -109,10 +163,10 @@ class OpenedModel:
         return Merged(output=request.output)
 
     def sample(self, request: SampleRequest) -> SampleReply:
-        """Return responses of the stages' own sampler.
+        """Return responses of a stage's engine.
 
         Raises:
-            ValueError: this model cannot read a conversation, or more tokens are asked for than it has positions.
+            ValueError: this model cannot read a conversation, more tokens are asked for than it has positions, or vLLM failed.
         """
         generation = self.codec.generation.model_copy(
             update={
@@ -125,10 +179,14 @@ class OpenedModel:
             }
         )
         codec = replace(self.codec, generation=generation)
-        prompts = encode_conversations(codec, request.conversations)
+        with self._bounds(TEMPLATE_SECONDS):
+            prompts = encode_conversations(codec, request.conversations)
         self._check_positions(prompts, generation.max_response_tokens)
-        engine = load_engine(self.policy, codec, limits=PassLimits(rows=AT_ONCE))
-        samples = engine.generate(prompts, count=request.count, seed=request.seed, greedy=request.greedy)
+        engine = self._engine(codec, longest=max(map(len, prompts)))
+        try:
+            samples = engine.generate(prompts, count=request.count, seed=request.seed, greedy=request.greedy)
+        except VllmFailed as error:
+            raise ValueError(f"{error}; use --engine loop") from error
         texts = codec.response_texts(samples.responses)
         answers = [
             Answer(
@@ -153,9 +211,36 @@ class OpenedModel:
             )
         )
 
+    def _engine(self, codec: Codec, *, longest: int) -> RolloutEngine:
+        """Return the engine; vLLM goes on running while prompts have room in it, and else starts again with more.
+
+        Args:
+            longest: tokens of the longest prompt.
+        """
+        if self._engine_name == "loop":
+            return load_engine(self.policy, codec, limits=PassLimits(rows=AT_ONCE))
+        if (
+            self._vllm is None
+            or self._room is None
+            or self._room[0] != codec.generation
+            or self._room[1] < longest
+        ):
+            room = max(codec.generation.max_prompt_tokens, 2 * longest)
+            wider = codec.generation.model_copy(update={"max_prompt_tokens": room})
+            rollout = Sampling(engine="vllm", max_rows=AT_ONCE)
+            self._vllm = load_engine(
+                self.policy,
+                replace(codec, generation=wider),
+                limits=PassLimits(rows=AT_ONCE),
+                rollout=rollout,
+            )
+            self._room = codec.generation, room
+        return self._vllm
+
     def render(self, request: RenderRequest) -> RenderReply:
         """Return rows of data as training reads them; for a row that it cannot read, the reason."""
-        return RenderReply(rows=tuple(self._rendered(row, request.train_on) for row in request.rows))
+        with self._bounds(0):  # the asking process has a limit of its own
+            return RenderReply(rows=tuple(self._rendered(row, request.train_on) for row in request.rows))
 
     def _rendered(self, row: RowToRender, train_on: TrainOn) -> RenderedRow:
         messages = None if row.messages is None else [_message(message) for message in row.messages]
@@ -174,7 +259,7 @@ class OpenedModel:
                 special_in_response=in_response,
             )
         return RenderedRow(
-            parts=tuple(found.parts),
+            parts=tuple(found.parts) if row.is_shown else (),
             prompt_tokens=found.prompt_tokens,
             response_tokens=found.response_tokens,
             special_in_prompt=in_prompt,
@@ -222,10 +307,10 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)
     with open(replies, "w", encoding="utf-8") as out:
-        answer_lines(sys.stdin.buffer, out)
+        answer_lines(sys.stdin.buffer, out, bounds=bounded)
 
 
-def answer_lines(lines: Iterable[bytes], out: TextIO) -> None:
+def answer_lines(lines: Iterable[bytes], out: TextIO, *, bounds: Bounds = unbounded) -> None:
     """Write one line of answer per line: the first line names the model, the others are requests."""
     with tempfile.TemporaryDirectory(prefix="vantage-sample-") as scratch:
         model: OpenedModel | None = None
@@ -233,7 +318,7 @@ def answer_lines(lines: Iterable[bytes], out: TextIO) -> None:
             reply: BaseModel
             try:
                 if model is None:
-                    model = OpenedModel(OpenModel.model_validate_json(line), Path(scratch))
+                    model = OpenedModel(OpenModel.model_validate_json(line), Path(scratch), bounds=bounds)
                     reply = model.describe()
                 else:
                     reply = model.answer(line)

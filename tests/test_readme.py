@@ -222,7 +222,7 @@ def test_the_two_tiers_are_all_tests() -> None:
     recipes = dict(re.findall(r"^(test[a-z-]*):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
     elsewhere = {
         "test-engine": ("engine", {"real_vllm.py", "real_server.py"}),
-        "test-gpu": ("gpu", {"on_a_gpu.py"}),
+        "test-gpu": ("gpu", {"on_a_gpu.py", "vllm_on_a_gpu.py"}),
     }
     assert recipes.keys() == {"test", "test-slow", "test-all", *elsewhere}
     # These need another machine or environment, and their files another name

@@ -28,6 +28,7 @@ from vantage.attempts.identity.inherited import not_inherited
 from vantage.attempts.launchers import stage_process
 from vantage.attempts.launchers.descendants import end_descendants
 from vantage.attempts.launchers.launcher import StageFailed
+from vantage.attempts.launchers.rank_processes import forget_ranks, rank_processes
 from vantage.attempts.launchers.watchdog import IDLE_SECONDS, Watchdog
 from vantage.attempts.machine import available_cpus, num_nodes, num_ranks
 from vantage.schemas.recipe.stage import GRACE_SECONDS
@@ -122,6 +123,7 @@ class LocalProcess:
         make_folder(log.parent)
         for left_over in ("result.json", "failure.json"):
             (attempt / left_over).unlink(missing_ok=True)
+        forget_ranks(attempt)
         stage_process.write_atomically(attempt / "job.json", job.model_dump_json(indent=2))
 
         threads = job.threads or (share.cpus if share else available_cpus())
@@ -136,7 +138,12 @@ class LocalProcess:
         )
         # The process that drives other nodes computes nothing itself.
         idle_seconds = IDLE_SECONDS if nodes == 1 else math.inf
-        watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds, idle_seconds=idle_seconds)
+        watchdog = Watchdog(
+            job.scratch / PROGRESS,
+            hang_seconds=hang_seconds,
+            idle_seconds=idle_seconds,
+            ranks=lambda: rank_processes(attempt),
+        )
         try:
             stopped, hung = _wait(
                 process,
@@ -146,9 +153,9 @@ class LocalProcess:
                 hang_reason=watchdog.hang_reason,
                 log=log,
             )
-        finally:
+        finally:  # also where `on_poll` fails: nothing that the stage started outlives it
             _kill_group(process)
-        status = _exit_status(process)
+            status = _exit_status(process)
 
         if status == ExitCode.OK and (attempt / "result.json").exists():
             return StageResult.model_validate_json((attempt / "result.json").read_bytes())

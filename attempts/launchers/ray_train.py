@@ -39,6 +39,7 @@ from vantage.attempts.launchers import stage_process
 from vantage.attempts.launchers.ray_nodes import wait_for_nodes
 from vantage.attempts.launchers.waiting import NodesAsked, Waiting
 from vantage.attempts.segments import begin_segment
+from vantage.schemas.checks.engines import servers_of
 from vantage.schemas.recipe.stage import Resources, Stage
 from vantage.schemas.recipe.stages import threads_for_each
 from vantage.schemas.records.attempt import Failure
@@ -51,11 +52,15 @@ LIBRARIES = ("torch", "transformers", "ray")
 
 STOP = "stop"
 """File in the attempt's folder that asks the ranks to save and stop."""
+BEGUN = "begun"
+"""File in the attempt's folder that a rank writes when it begins."""
 STACKS = "stacks"
 """File in the attempt's folder that asks the ranks to write their stacks, into ``stacks-RANK`` beside it."""
 _START_FAILURES = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
 _MOST_FAILED_STARTS = 3
 """How often ranks may fail to start on nodes that exist. Nodes that do not exist yet are waited for."""
+_SECONDS_TO_BEGIN = 900.0
+"""Seconds after which ranks must have begun. Ray waits without limit where a node is lost between its choice and its first process."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_STACKS = 3.0
 _SECONDS_TO_CONNECT = 20.0
@@ -73,14 +78,14 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
     """
     _connect(nodes)
     folder = job_file.parent
-    for left_over in (folder / STOP, *folder.glob(f"{STACKS}*")):
+    for left_over in (folder / STOP, folder / BEGUN, *folder.glob(f"{STACKS}*")):
         left_over.unlink(missing_ok=True)
     faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGTERM, lambda *_: _ask(folder / STOP))
     signal.signal(signal.SIGUSR1, lambda *_: _print_stacks(folder, num_ranks))
     job = StageJob.model_validate_json(job_file.read_bytes())
-    resources = _work(job_file).resources
-    asked = _nodes_asked(resources, on_each=num_ranks // nodes)
+    work = _work(job_file)
+    asked = _nodes_asked(work.resources, on_each=num_ranks // nodes, servers=servers_of(work))
     failed_starts = 0
     try:
         while True:
@@ -90,7 +95,9 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
             begin_segment(job.scratch, attempt=job.attempt, ranks=ranks_found)
             waiting.is_over(found, ranks_found)
             try:
-                _trainer(job_file, stage, nodes=found, num_ranks=ranks_found).fit()
+                trainer = _trainer(job_file, stage, nodes=found, num_ranks=ranks_found)
+                with _ended_unless_begun(folder / BEGUN):
+                    trainer.fit()
                 return ExitCode.OK
             except ControllerError as error:
                 # No rank has begun: a node was lost since it was found, or its processes do not start.
@@ -105,14 +112,33 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
         _leave()
 
 
-def _nodes_asked(resources: Resources, *, on_each: int) -> NodesAsked:
-    """Return what Ray is asked for; ``on_each``: ranks on a node."""
-    cpus = on_each * _cpus_of_a_rank(resources, on_each)
-    return NodesAsked(resources.least_nodes, resources.most_nodes, cpus, on_each if resources.gpus else 0)
+@contextmanager
+def _ended_unless_begun(begun: Path) -> Iterator[None]:
+    """End this process as a killed one, which the orchestrator tries again, if no rank has begun in time."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        if not is_over.wait(_SECONDS_TO_BEGIN) and not begun.exists():
+            print(f"no rank has begun after {_SECONDS_TO_BEGIN:.0f} s: the attempt ends", flush=True)
+            os._exit(code_of_signal(signal.SIGKILL))
+
+    threading.Thread(target=watch, name="vantage-start", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
-def _cpus_of_a_rank(resources: Resources, on_each: int) -> int:
-    return max(1, (resources.cpus or 0) // on_each)
+def _nodes_asked(resources: Resources, *, on_each: int, servers: int = 0) -> NodesAsked:
+    """Return what Ray is asked for; ``on_each``: ranks on a node; ``servers``: those that the stage starts for each node."""
+    processes = on_each + servers
+    cpus = processes * _cpus_of_each(resources, processes)
+    return NodesAsked(resources.least_nodes, resources.most_nodes, cpus, processes if resources.gpus else 0)
+
+
+def _cpus_of_each(resources: Resources, processes: int) -> int:
+    """Return the CPUs of each rank and server, of which a node has as many as ``processes``."""
+    return max(1, (resources.cpus or 0) // processes)
 
 
 def _trainer(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> TorchTrainer:
@@ -125,10 +151,11 @@ def _trainer(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> Torch
             "job_file": str(job_file),
             "stage": stage,
             "threads": _threads(work, nodes=nodes, num_ranks=num_ranks),
+            "nodes": nodes,
             "versions": _versions(),
         },
         torch_config=TorchConfig(timeout_s=int(ranks.patience(resources.hang_seconds).total_seconds())),
-        scaling_config=_placement(resources, nodes=nodes, num_ranks=num_ranks),
+        scaling_config=_placement(resources, nodes=nodes, num_ranks=num_ranks, servers=servers_of(work)),
         run_config=RunConfig(  # type: ignore[arg-type]  # annotated with the class of Ray Train V1
             name=f"{folder.parent.name}-{folder.name}",
             storage_path=str(folder / "ray"),
@@ -164,13 +191,13 @@ def _leave() -> None:
         print("Ray does not let go of the cluster; this process ends without it", flush=True)
 
 
-def _placement(resources: Resources, *, nodes: int, num_ranks: int) -> ScalingConfig:
+def _placement(resources: Resources, *, nodes: int, num_ranks: int, servers: int = 0) -> ScalingConfig:
     """Return where Ray puts the ranks. Several on a node are packed: GPUs of a node that are asked for whole are taken whole."""
     on_each = num_ranks // nodes
     return ScalingConfig(
         num_workers=num_ranks,
         use_gpu=bool(resources.gpus),
-        resources_per_worker={"CPU": _cpus_of_a_rank(resources, on_each)},
+        resources_per_worker={"CPU": _cpus_of_each(resources, on_each + servers)},
         placement_strategy="STRICT_SPREAD" if on_each == 1 else "PACK",
     )
 
@@ -215,11 +242,14 @@ def _rank(config: dict[str, Any]) -> None:
     """Run one rank, in a worker of Ray Train, which has begun the process group."""
     path = Path(config["job_file"])
     _check_node(path, config["versions"])
+    _ask(path.with_name(BEGUN))
     torch.set_num_threads(config["threads"])
     if not writes_files():
         logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks log the same messages
     with _listening(path.parent):
-        resources = _work(path).resources
+        work = _work(path)
+        _place_servers(work, nodes=config["nodes"])
+        resources = work.resources
         if int(os.environ["WORLD_SIZE"]) > 1:  # of one rank, Ray begins no group, and none is needed
             sharded = resources.distributed.strategy == "fsdp2"
             ranks.join(hang_seconds=resources.hang_seconds, sharded=sharded)
@@ -229,6 +259,16 @@ def _rank(config: dict[str, Any]) -> None:
             if not ranks.is_of_communication(error):  # whose cause another rank reports
                 stage_process.report(error, path)
             raise
+
+
+def _place_servers(work: Stage, *, nodes: int) -> None:
+    """Have Ray place the servers that the stage starts, of which each of ``nodes`` has as many as the recipe asks for."""
+    if servers := servers_of(work):
+        from vantage.tasks.rollout import own_servers  # which most stages do not need
+
+        on_each = int(os.environ["WORLD_SIZE"]) // nodes
+        cpus = _cpus_of_each(work.resources, on_each + servers)
+        own_servers.place_by_ray(cpus=cpus, nodes=nodes)
 
 
 def _check_node(job_file: Path, versions: dict[str, str]) -> None:
@@ -287,4 +327,6 @@ def _work(job_file: Path) -> Stage:
 
 def _threads(work: Stage, *, nodes: int, num_ranks: int) -> int:
     """Return the CPU threads of torch on each rank."""
-    return threads_for_each(work, (work.resources.cpus or 0) * nodes // num_ranks)
+    return threads_for_each(
+        work, (work.resources.cpus or 0) * nodes // (num_ranks + nodes * servers_of(work))
+    )

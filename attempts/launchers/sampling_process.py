@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,10 @@ class SamplingProcess:
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()
+            if status == -signal.SIGPROF:
+                raise ValueError(
+                    "the model's chat template is not rendered in time; correct the tokenizer's chat_template, or take another model"
+                )
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
             raise SamplingFailed(f"the process that holds the model has ended ({how})\n{self._last_lines()}")
         try:

@@ -30,7 +30,7 @@ from vantage.attempts.identity.package import package_folder
 from vantage.attempts.launchers.descendants import adopt_descendants, end_descendants
 from vantage.attempts.launchers.disk_faults import is_bucket_fault, is_disk_fault
 from vantage.attempts.launchers.safe_stream import SafeStream
-from vantage.schemas.records.attempt import Failure
+from vantage.schemas.records.attempt import Cause, Failure
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.safe_text import without_secrets
 from vantage.storage.refs import DamagedObject
@@ -124,6 +124,48 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
+_DIVERGED: tuple[ExitCode, Cause, str] = (
+    ExitCode.BAD_INPUT,
+    "diverged",
+    "lower the stage's learning_rate, or look at the batch that the message names",
+)
+BY_NAME: Mapping[str, tuple[ExitCode, Cause, str]] = {
+    "TrainingDiverged": _DIVERGED,
+    "FloatingPointError": _DIVERGED,
+    "EngineUnavailable": (
+        ExitCode.RESUME,
+        "engine",
+        "look at the servers of rollout.url, and run the same command again to go on from the last checkpoint",
+    ),
+    "VllmFailed": (
+        ExitCode.RESUME,
+        "engine",
+        "run the same command again to go on from the last checkpoint, with a lower rollout.max_rows, or use rollout.engine: loop",
+    ),
+    "VllmCannotStart": (
+        ExitCode.BAD_INPUT,
+        "refused",
+        "correct what vLLM names, leave it more memory, or use rollout.engine: loop",
+    ),
+    "JudgeUnavailable": (
+        ExitCode.RESUME,
+        "engine",
+        "look at the server, and run the same command again: it goes on from the last checkpoint, and asks nothing twice",
+    ),
+    "BudgetSpent": (
+        ExitCode.GATE_CLOSED,
+        "guard",
+        "raise the budget (it is in no stage key) and run the same command again, which asks nothing twice",
+    ),
+    "GuardFired": (
+        ExitCode.GATE_CLOSED,
+        "guard",
+        "look at the curve; change the recipe, or that guard in it",
+    ),
+}
+"""Name of an error → exit code, cause and remedy. Errors are known by name, since this module must load without torch."""
+
+
 def explain(error: BaseException) -> Failure:
     """Return the failure for an error of a stage; pure."""
     message = without_secrets(str(error).strip() or type(error).__name__)
@@ -138,7 +180,6 @@ def explain(error: BaseException) -> Failure:
         return Failure(
             exit_code=ExitCode.RESUME, cause="preempted", message=message, remedy="run the same command again"
         )
-    # Errors of torch are recognised by name: this module must load without torch.
     kind = type(error).__name__
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _is_out_of_memory(error):
         return Failure(
@@ -168,41 +209,9 @@ def explain(error: BaseException) -> Failure:
             message=message,
             remedy="run the same command again, which makes it anew",
         )
-    if kind in ("TrainingDiverged", "FloatingPointError"):
-        return Failure(
-            exit_code=ExitCode.BAD_INPUT,
-            cause="diverged",
-            message=message,
-            remedy="lower the stage's learning_rate, or look at the batch that the message names",
-        )
-    if kind == "EngineUnavailable":
-        return Failure(
-            exit_code=ExitCode.RESUME,
-            cause="engine",
-            message=message,
-            remedy="look at the servers of rollout.url, and run the same command again to go on from the last checkpoint",
-        )
-    if kind == "JudgeUnavailable":
-        return Failure(
-            exit_code=ExitCode.RESUME,
-            cause="engine",
-            message=message,
-            remedy="look at the server, and run the same command again: it goes on from the last checkpoint, and asks nothing twice",
-        )
-    if kind == "BudgetSpent":
-        return Failure(
-            exit_code=ExitCode.GATE_CLOSED,
-            cause="guard",
-            message=message,
-            remedy="raise the budget (it is in no stage key) and run the same command again, which asks nothing twice",
-        )
-    if kind == "GuardFired":
-        return Failure(
-            exit_code=ExitCode.GATE_CLOSED,
-            cause="guard",
-            message=message,
-            remedy="look at the curve; change the recipe, or that guard in it",
-        )
+    if kind in BY_NAME:
+        exit_code, cause, remedy = BY_NAME[kind]
+        return Failure(exit_code=exit_code, cause=cause, message=message, remedy=remedy)
     if isinstance(
         error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
     ):

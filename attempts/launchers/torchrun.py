@@ -24,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from vantage.attempts.exit_codes import ExitCode, code_of_signal
 from vantage.attempts.launchers import stage_process
 from vantage.attempts.launchers.descendants import adopt_descendants
+from vantage.attempts.launchers.rank_processes import LOGS, announce_rank
 from vantage.schemas.recipe.stage import Resources, Stage
 from vantage.schemas.records.attempt import Failure
 from vantage.schemas.records.job import StageJob
@@ -83,6 +84,7 @@ def _print_stacks(job_file: Path, num_ranks: int) -> None:
     """Print the stacks of all ranks, one rank after the other. Each writes into a file of its own, since in one file they would write into each other's lines."""
     files = [_stacks_file(job_file, rank) for rank in range(num_ranks)]
     before = sizes = _sizes(files)
+    _pass_on(signal.SIGCONT)  # one that is stopped writes nothing
     _pass_on(signal.SIGUSR1)
     grown_at = time.monotonic()
     give_up = grown_at + SECONDS_FOR_STACKS
@@ -103,7 +105,7 @@ def _sizes(files: list[Path]) -> list[int]:
 
 
 def _logs(job_file: Path) -> Path:
-    return job_file.parent / "torchrun"
+    return job_file.parent / LOGS
 
 
 def _stacks_file(job_file: Path, rank: int) -> Path:
@@ -124,6 +126,7 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
     stage_process.die_with(os.getppid())
     preemption.listen()
     path = Path(job_file)
+    announce_rank(path.parent, int(os.environ["RANK"]))
     # not closed before the process ends: the signal's handler writes into it
     stacks = _stacks_file(path, int(os.environ["RANK"])).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

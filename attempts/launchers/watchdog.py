@@ -7,7 +7,7 @@ a deadlock and a dead file system do not. Only monotonic time and the kernel's c
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 IDLE_SECONDS = 900.0
@@ -36,6 +36,7 @@ class Watchdog:
         clock: Callable[[], float] = time.monotonic,
         cpu_seconds: Callable[[int], float] | None = None,
         is_stopped: Callable[[int], bool] | None = None,
+        ranks: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
         """Start watching.
 
@@ -46,6 +47,7 @@ class Watchdog:
             clock: monotonic seconds.
             cpu_seconds: process id → CPU time of its session; None: from the kernel.
             is_stopped: process id → whether a signal has stopped it; None: from the kernel.
+            ranks: number of each rank that is a process of its own → its process id.
         """
         self._progress = progress
         self._hang_seconds = hang_seconds
@@ -53,10 +55,12 @@ class Watchdog:
         self._clock = clock
         self._cpu_seconds = cpu_seconds or cpu_seconds_of_session
         self._is_stopped = is_stopped or is_stopped_by_a_signal
+        self._ranks = ranks
         self._report = self._newest_report()
         self._cpu = 0.0
         self._last_poll = clock()
-        self._silent = self._idle = self._stopped = 0.0
+        self._silent = self._idle = 0.0
+        self._stopped: dict[str, float] = {}
 
     def hang_reason(self, pid: int) -> str | None:
         """Return the reason why the process counts as hung; None: it does not."""
@@ -71,20 +75,32 @@ class Watchdog:
         passed = min(passed, 3 * interval)
         self._silent += passed
         self._idle += passed
-        self._stopped = self._stopped + passed if self._is_stopped(pid) else 0.0
+        processes = {"its process": pid} | {f"its rank {rank}": each for rank, each in self._ranks().items()}
+        self._stopped = {
+            name: self._stopped.get(name, 0.0) + passed
+            for name, each in processes.items()
+            if self._is_stopped(each)
+        }
         report, cpu = self._newest_report(), self._cpu_seconds(pid)
         if report != self._report:
             self._report, self._silent, self._idle = report, 0.0, 0.0
         if cpu - self._cpu > 1.0 + IDLE_SHARE * self._idle:
             self._cpu, self._idle = cpu, 0.0
         longest_stop = min(STOPPED_SECONDS, self._hang_seconds)
-        if self._stopped >= longest_stop:
-            return f"a signal has stopped its process (SIGSTOP), and nobody continued it for {_duration(longest_stop)}"
+        given_up = [name for name, seconds in self._stopped.items() if seconds >= longest_stop]
+        if given_up:
+            return (
+                f"a signal has stopped {' and '.join(given_up)} (SIGSTOP), and nobody continued it for "
+                f"{_duration(longest_stop)}"
+            )
         if self._silent >= self._hang_seconds:
-            return f"no progress for {_duration(self._hang_seconds)}"
+            return f"no progress for {_duration(self._hang_seconds)}{self._stopped_now()}"
         if self._idle >= self._idle_seconds:
-            return f"neither progress nor work for {_duration(self._idle_seconds)}"
+            return f"neither progress nor work for {_duration(self._idle_seconds)}{self._stopped_now()}"
         return None
+
+    def _stopped_now(self) -> str:
+        return f", and a signal has stopped {' and '.join(self._stopped)} (SIGSTOP)" if self._stopped else ""
 
     def _newest_report(self) -> tuple[int, int] | None:
         """Return the identity of the newest report; the file is replaced, never edited in place."""

@@ -73,7 +73,7 @@ def measure(
     timed = time_parts(iteration.parts(), device, warmup=options.warmup, measured=options.measured)
     found = rows(timed, works(size, rollout, sampled_rows=fits.sampled_rows), known)
     counts, plain = iteration.counts, None
-    if device.type == "cuda":
+    if device.type == "cuda" and not options.skip_plain:
         without = {"sampling": iteration.sample_plainly}
         plain = time_parts(without, device, warmup=0, measured=1, with_waits=False)["sampling"]
     line_of_graphs = graphs_line(counts, plain, sampling=found[0])
@@ -138,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minibatches", type=int, default=default.minibatches, help="optimiser steps")
     parser.add_argument("--warmup", type=int, default=1, help="iterations")
     parser.add_argument("--measured", type=int, default=3, help="iterations")
+    parser.add_argument(
+        "--skip-plain", action="store_true", help="do not sample without CUDA graphs, which takes long"
+    )
     parser.add_argument("--json", type=Path, help="where all numbers are written")
     parser.add_argument(
         "--peers-python", type=Path, help="an interpreter with TRL, such as `make bench` makes"

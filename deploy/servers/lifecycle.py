@@ -17,7 +17,7 @@ from deploy.servers.failure import ServersFailure
 from deploy.servers.mlflow_server import mlflow_server, write_auth_config
 from deploy.servers.postgres import OwnPostgres, account, create_databases, data_folder
 from deploy.servers.prefect_server import prefect_server
-from deploy.servers.processes import Server, last_lines, stop
+from deploy.servers.processes import OF_THE_CALLER, Server, last_lines, stop
 from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free, write_private
 
 OWN_POSTGRES_VARIABLE = "VANTAGE_POSTGRES_URL"
@@ -160,8 +160,7 @@ def _save(settings: Settings, folder: Path) -> None:
 
 
 def _server(settings: Settings, name: str, folder: Path) -> Server:
-    kept = ("PATH", "HOME", "LANG", "TMPDIR", "TZ")  # nothing that would change a server, and no login
-    environment = {key: os.environ[key] for key in kept if key in os.environ}
+    environment = {key: os.environ[key] for key in OF_THE_CALLER if key in os.environ}  # and no login
     return {"prefect": prefect_server, "mlflow": mlflow_server}[name](settings, folder, environment)
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 
 MARK = "VANTAGE_SERVER"
+OF_THE_CALLER = ("PATH", "HOME", "LANG", "TMPDIR", "TZ")
+"""Variables that a server takes over from the shell that starts it. They are no settings: other shells have others."""
 SEEN_SECONDS = 5.0
 """Time after which a new process must show its environment."""
 STOP_SECONDS = 10.0
@@ -36,12 +38,13 @@ class Server:
 
     @property
     def mark(self) -> str:
-        """Mark: folder and name, then a digest of its command and environment."""
-        started_with = json.dumps([list(self.command), dict(self.environment)], sort_keys=True)
+        """Mark: folder and name, then a digest of its command and of its environment without what a caller's shell has."""
+        own = {name: value for name, value in self.environment.items() if name not in OF_THE_CALLER}
+        started_with = json.dumps([list(self.command), own], sort_keys=True)
         return f"{_mark_of(self.folder, self.name)}{hashlib.sha256(started_with.encode()).hexdigest()[:16]}"
 
     def runs(self) -> bool:
-        """Return whether its main process runs, with exactly this command and environment."""
+        """Return whether its main process runs, with this command and these settings."""
         return any(
             _mark(process) == self.mark and _leads_session(process)
             for process in processes_of(self.folder, self.name)

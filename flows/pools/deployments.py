@@ -44,14 +44,14 @@ def check_name(option: str, given: str, what: str) -> None:
         )
 
 
-def require_pool(client: SyncPrefectClient, pool: str) -> None:
-    """Raise UnknownPool if Prefect has no such work pool."""
+def require_pool(client: SyncPrefectClient, pool: str, *, field: str = "resources.pool") -> None:
+    """Raise UnknownPool if Prefect has no such work pool; ``field`` is where the user has named it."""
     try:
         client.read_work_pool(pool)
     except ObjectNotFound:
         known = ", ".join(sorted(each.name for each in client.read_work_pools())) or "none"
         raise UnknownPool(
-            f"resources.pool={pool} is no work pool of Prefect (known: {known}); start a worker with "
+            f"{field}={pool} is no work pool of Prefect (known: {known}); start a worker with "
             f"`vantage worker --pool {pool}`, which creates it, or correct the name"
         ) from None
 

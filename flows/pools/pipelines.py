@@ -44,6 +44,8 @@ HEARTBEAT_SECONDS = 30
 """Seconds between the heartbeats of a pipeline's process; Prefect's smallest value."""
 LOST_SECONDS = 90.0
 """Seconds without a heartbeat after which a pipeline counts as lost, and is started again."""
+NOT_BEGUN_SECONDS = 900.0
+"""Seconds after which a pipeline that a worker has taken, and that has not begun, counts as crashed."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,11 @@ def pipeline_of(
     if text != source and load_resolved_text(text, overrides, workspace=place)[0] != resolved:
         raise ValueError(f"{source}: its text alone is another recipe; name its sources by full paths")
     schedule = schedule_of(cron=cron, interval=interval, rrule=rrule, timezone=timezone)
+    if schedule is None and paused is not None:
+        option = "--paused" if paused else "--active"
+        raise ValueError(
+            f"{option} is about a schedule, and there is none; add --cron, --interval or --rrule"
+        )
     on_alias = None if on is None else checked_alias(on, resolved)
     tags = [TAG, f"recipe:{resolved.recipe}"]
     tags += [CANCELS_EARLIER] if on_overlap == "cancel" else []
@@ -213,9 +220,10 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
     """
     from vantage.flows.pipeline import pipeline as flow
 
-    for pool in sorted({pipeline.pool, *pipeline.stage_pools}):
+    require_pool(client, pipeline.pool, field="--pool")
+    for pool in sorted(pipeline.stage_pools):
         require_pool(client, pool)
-    paused = is_paused(client, pipeline.name) if pipeline.paused is None else pipeline.paused
+    paused = is_paused(client, pipeline) if pipeline.paused is None else pipeline.paused
     schedules = []
     if pipeline.schedule is not None:
         schedules.append(DeploymentScheduleCreate(schedule=pipeline.schedule, active=not paused))
@@ -227,7 +235,8 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
         schedules=schedules,
         concurrency_limit=None if pipeline.strategy is None else pipeline.concurrency,
         concurrency_options=pipeline.strategy,
-        paused=False,
+        paused=paused
+        and not schedules,  # remembered until it has a schedule again; it can be started by hand
         parameters=pipeline.parameters,
         description=f"Recipe {pipeline.version} in {pipeline.workspace}.",
         work_pool_name=pipeline.pool,
@@ -245,13 +254,23 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
     return deployment
 
 
-def is_paused(client: SyncPrefectClient, name: str) -> bool:
-    """Return whether somebody has paused the deployment of this name, or its schedule; False if there is none."""
+def is_paused(client: SyncPrefectClient, pipeline: Pipeline) -> bool:
+    """Return whether somebody has paused the deployment of this name, all its schedules, or the one that it is to get.
+
+    False if there is none.
+    """
     try:
-        known = client.read_deployment_by_name(f"{FLOW}/{name}")
+        known = client.read_deployment_by_name(f"{FLOW}/{pipeline.name}")
     except ObjectNotFound:
         return False
-    return bool(known.paused) or bool(known.schedules and not any(each.active for each in known.schedules))
+    same = [each for each in known.schedules if _times(each.schedule) == _times(pipeline.schedule)]
+    schedules = same or known.schedules
+    return bool(known.paused) or bool(schedules and not any(each.active for each in schedules))
+
+
+def _times(schedule: SCHEDULE_TYPES | None) -> dict[str, Any] | None:
+    """Return what decides when a schedule is due, without the moment from which an interval is counted."""
+    return None if schedule is None else schedule.model_dump(exclude={"anchor_date"})
 
 
 def registered(client: SyncPrefectClient) -> list[DeploymentResponse]:
@@ -278,8 +297,9 @@ def remove(client: SyncPrefectClient, name: str) -> None:
 
 
 def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
-    """Return two automations: a lost pipeline becomes crashed, and a crashed one is started again with the same parameters.
+    """Return three automations: a pipeline that is lost, or never begins, becomes crashed, and a crashed one is started again.
 
+    A worker may be lost after it has taken a flow run and before that begins, and a process before its first heartbeat.
     A restarted pipeline goes on with its unfinished run, and joins attempts that still run on their workers. Prefect
     refuses a number of ``restarts`` above the flow's limit, which ends a pipeline that crashes each time.
     """
@@ -288,16 +308,33 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
     of_deployment = ResourceSpecification(
         {"prefect.resource.role": "deployment", "prefect.resource.id": f"prefect.deployment.{deployment}"}
     )
-    lost = EventTrigger(
-        after={heartbeat},
-        expect={heartbeat, *ends},
-        match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-        match_related=of_deployment,
-        for_each={"prefect.resource.id"},
-        posture=Posture.Proactive,
-        threshold=1,
-        within=timedelta(seconds=LOST_SECONDS),
-    )
+    running = f"{_EVENT}Running"
+    taken = {f"{_EVENT}{state}" for state in ("Pending", "Submitting")}
+    put_back = {
+        f"{_EVENT}{state}" for state in ("Scheduled", "Late", "AwaitingConcurrencySlot", "Cancelling")
+    }
+
+    def silent(after: set[str], expect: set[str], seconds: float) -> EventTrigger:
+        return EventTrigger(
+            after=after,
+            expect=expect,
+            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+            match_related=of_deployment,
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=seconds),
+        )
+
+    def becomes_crashed(name: str, description: str, trigger: EventTrigger, message: str) -> AutomationCore:
+        return AutomationCore(
+            name=f"{FLOW}/{name}",
+            description=description,
+            trigger=trigger,
+            actions=[ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message)],
+            owner_resource=f"prefect.deployment.{deployment}",
+        )
+
     crashed = EventTrigger(
         expect={f"{_EVENT}Crashed"},
         match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
@@ -315,18 +352,17 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
         },
     )
     return [
-        AutomationCore(
-            name=f"{FLOW}/{name}: lost",
-            description="A pipeline whose process no longer reports counts as crashed.",
-            trigger=lost,
-            actions=[
-                ChangeFlowRunState(
-                    state=StateType.CRASHED,
-                    name="Crashed",
-                    message=f"nothing heard of it for {LOST_SECONDS:g} s",
-                )
-            ],
-            owner_resource=f"prefect.deployment.{deployment}",
+        becomes_crashed(
+            f"{name}: lost",
+            "A pipeline whose process no longer reports counts as crashed.",
+            silent({running, heartbeat}, {heartbeat, *ends}, LOST_SECONDS),
+            f"nothing heard of it for {LOST_SECONDS:g} s",
+        ),
+        becomes_crashed(
+            f"{name}: not begun",
+            "A pipeline that a worker has taken, and that never begins, counts as crashed.",
+            silent(taken, {running, heartbeat, *put_back, *ends}, NOT_BEGUN_SECONDS),
+            f"a worker has taken it, and it has not begun for {NOT_BEGUN_SECONDS:g} s",
         ),
         AutomationCore(
             name=f"{FLOW}/{name}: again",

@@ -19,7 +19,6 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
-from vantage.ledger.expected.runs import row_of
 from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
 from vantage.ledger.to_mlflow.audited_entries import (
     DatasetInput,
@@ -38,6 +37,7 @@ from vantage.ledger.to_mlflow.served_files import (
     local_folder,
 )
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
+from vantage.ledger.to_mlflow.stored_values import stored_row, text, texts
 from vantage.ledger.tracking import is_missing_database, without_login, without_password
 
 _ARTIFACTS = "mlartifacts"
@@ -120,13 +120,13 @@ class AuditedServer:
         """Return tags of one of MLflow's runs; None: there is none, or it is deleted."""
         with self._answers() as client:
             run = self._active_run(client, mlflow_run_id)
-        return None if run is None else dict(run.data.tags)
+        return None if run is None else texts(run.data.tags)
 
     def tags_with(self, tag: str, value: str) -> list[Mapping[str, str]]:
         """Return the tags of every run, of whatever experiment and workspace, that has this tag."""
         with self._answers() as client:
             places = [each.experiment_id for each in client.search_experiments()]
-            return [dict(each.data.tags) for each in search(client, places, tag, value)]
+            return [texts(each.data.tags) for each in search(client, places, tag, value)]
 
     def model(self, model_id: str) -> LoggedModel | None:
         """Return a logged model; None: there is none."""
@@ -136,18 +136,18 @@ class AuditedServer:
                 return None
             root = self._root(client, found.experiment_id)
             location = _found(lambda: followed(client, str(found.artifact_location)))
-        return LoggedModel(
-            name=str(found.name),
-            kind=str(found.model_type),
-            run_id=str(found.source_run_id),
-            tags=dict(found.tags),
-            params=dict(found.params),
-            rows=tuple(map(_model_row, found.metrics or ())),
-            location=location,
-            root=root,
-            status=str(found.status),
-            status_message=str(found.status_message or ""),
-        )
+            return LoggedModel(
+                name=text(found.name),
+                kind=text(found.model_type),
+                run_id=text(found.source_run_id),
+                tags=texts(found.tags),
+                params=texts(found.params),
+                rows=tuple(map(_model_row, found.metrics or ())),
+                location=location,
+                root=root,
+                status=text(found.status),
+                status_message=text(found.status_message),
+            )
 
     def run(self, mlflow_run_id: str) -> MlflowRun | None:
         """Return one of MLflow's runs; None: there is none, or it is deleted."""
@@ -222,21 +222,21 @@ class AuditedServer:
 
     def _read(self, client: MlflowClient, run: entities.Run) -> MlflowRun:
         rows = {
-            row_of(name, point.value, point.timestamp, point.step)
+            stored_row(name, point.value, point.timestamp, point.step)
             for name in run.data.metrics
-            if not name.startswith(SYSTEM_METRICS)
+            if not text(name).startswith(SYSTEM_METRICS)
             for point in client.get_metric_history(run.info.run_id, name)
         }
         given = run.inputs.dataset_inputs if run.inputs is not None else []
         datasets = tuple(
             DatasetInput(
-                digest=each.dataset.digest,
-                name=each.dataset.name,
-                source=each.dataset.source,
-                profile=each.dataset.profile or "",
-                tags={tag.key: tag.value for tag in each.tags or []},
-                source_type=str(each.dataset.source_type),
-                schema=str(each.dataset.schema or ""),
+                digest=text(each.dataset.digest),
+                name=text(each.dataset.name),
+                source=text(each.dataset.source),
+                profile=text(each.dataset.profile),
+                tags=texts({tag.key: tag.value for tag in each.tags or []}),
+                source_type=text(each.dataset.source_type),
+                schema=text(each.dataset.schema),
             )
             for each in given
         )
@@ -244,21 +244,21 @@ class AuditedServer:
         made = run.outputs.model_outputs if run.outputs is not None else []
         self._runs[run.info.run_id] = MlflowRun(
             run_id=run.info.run_id,
-            tags=dict(run.data.tags),
-            params=dict(run.data.params),
+            tags=texts(run.data.tags),
+            params=texts(run.data.params),
             rows=frozenset(rows),
             latest={
-                name: row_of(name, value, 0, 0)[3]
+                text(name): stored_row(name, value, 0, 0)[3]
                 for name, value in run.data.metrics.items()
-                if not name.startswith(SYSTEM_METRICS)
+                if not text(name).startswith(SYSTEM_METRICS)
             },
             datasets=datasets,
-            models=tuple(each.model_id for each in made),
-            read_models=tuple(each.model_id for each in read),
-            status=str(run.info.status),
+            models=tuple(text(each.model_id) for each in made),
+            read_models=tuple(text(each.model_id) for each in read),
+            status=text(run.info.status),
             started=run.info.start_time,
             ended=run.info.end_time,
-            files=str(run.info.artifact_uri),
+            files=text(run.info.artifact_uri),
             root=self._root(client, run.info.experiment_id),
         )
         return self._runs[run.info.run_id]
@@ -270,21 +270,21 @@ class AuditedServer:
         model = None if model_id is None else self._logged_model(client, model_id)
         aliases, registered = self._registered_model(client, found.name)
         return MlflowVersion(
-            name=found.name,
+            name=text(found.name),
             version=str(found.version),
-            tags=dict(found.tags),
+            tags=texts(found.tags),
             aliases=tuple(alias for alias, version in aliases.items() if version == str(found.version)),
             location=location,
-            model_tags={} if model is None else dict(model.tags),
-            source=str(found.source or ""),
-            model_location=None if model is None else str(model.artifact_location),
-            run_id=str(found.run_id or ""),
+            model_tags={} if model is None else texts(model.tags),
+            source=text(found.source),
+            model_location=None if model is None else text(model.artifact_location),
+            run_id=text(found.run_id),
             registered=registered,
-            status=str(found.status),
-            stage=str(found.current_stage or "None"),
-            run_link=str(found.run_link or ""),
-            description=str(found.description or ""),
-            status_message=str(found.status_message or ""),
+            status=text(found.status),
+            stage=text(found.current_stage) or "None",
+            run_link=text(found.run_link),
+            description=text(found.description),
+            status_message=text(found.status_message),
         )
 
     def _root(self, client: MlflowClient, experiment_id: str) -> str:
@@ -324,7 +324,7 @@ class AuditedServer:
             self._why_not = str(error)
             raise
         except (MlflowException, SQLAlchemyError, OSError, ImportError, sqlite3.Error) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
+            first = (str(error).splitlines() or [type(error).__name__])[0][:500]
             self._why_not = (
                 f"MLflow at {self.address} does not answer ({without_login(first, self._address)})"
             )
@@ -399,10 +399,8 @@ def _found(address: Callable[[], str]) -> str:
 
 def _model_row(point: Any) -> ModelRow:
     """Return a metric of a logged model."""
-    dataset = (str(point.dataset_name or ""), str(point.dataset_digest or ""))
-    return ModelRow(
-        row_of(point.key, point.value, point.timestamp, point.step), str(point.run_id or ""), dataset
-    )
+    row = stored_row(point.key, point.value, point.timestamp, point.step)
+    return ModelRow(row, text(point.run_id), (text(point.dataset_name), text(point.dataset_digest)))
 
 
 def _registered(client: MlflowClient, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
@@ -413,4 +411,4 @@ def _registered(client: MlflowClient, name: str) -> tuple[Mapping[str, str], Map
         if error.error_code not in _MISSING:
             raise
         return {}, {}
-    return {alias: str(version) for alias, version in sorted(found.aliases.items())}, dict(found.tags)
+    return dict(sorted(texts(found.aliases).items())), texts(found.tags)

@@ -6,7 +6,7 @@ from pathlib import Path
 from vantage.ledger.alias_moves import AliasMoves
 from vantage.ledger.entries import RunEntry, apply_operation
 from vantage.ledger.operations import OpenRun, from_json
-from vantage.ledger.outbox import Outbox
+from vantage.ledger.outbox import Outbox, OutboxBusy
 from vantage.ledger.to_mlflow.run_writer import RunWriter
 from vantage.ledger.to_mlflow.server import Server, is_permanent_error
 from vantage.schemas.safe_text import without_secrets
@@ -14,10 +14,6 @@ from vantage.schemas.safe_text import without_secrets
 log = logging.getLogger(__name__)
 
 _LOCK_WAIT_SECONDS = 5.0
-
-
-class OutboxBusy(RuntimeError):
-    """Another process is sending this outbox."""
 
 
 def send_earlier_runs(server: Server, runs: Path, *, skip: Outbox | None) -> None:

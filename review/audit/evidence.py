@@ -66,6 +66,8 @@ class Evidence:
         self._mlflow_runs: dict[str, dict[str | None, list[MlflowRun]] | Missing] = {}
         self._kept: dict[object, Any] = {}
         self._stack = ExitStack()
+        self.unanswered: Missing | None = None
+        """Reason why MLflow has stopped answering; None: it has answered every question."""
 
     def __enter__(self) -> Self:
         return self
@@ -226,7 +228,8 @@ class Evidence:
         try:
             return question(self.server)
         except Unanswered as error:
-            return Missing(error)
+            self.unanswered = Missing(error)
+            return self.unanswered
 
     def mlflow_runs(self, experiment: str, run_id: str) -> "dict[str | None, list[MlflowRun]] | Missing":
         """Return stage → MLflow's runs of it."""

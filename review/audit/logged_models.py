@@ -46,6 +46,8 @@ def model_problems(
         yield f"{what} is no longer an output of this run in MLflow"
     if model.run_id != found.run_id:
         yield f"{what} says that MLflow's run {model.run_id[:8]} made it"
+    if not model.root:
+        yield f"{what} is in an experiment that MLflow does not have"
     if model.status != "READY" and not is_pending:
         yield f"{what} has the status {model.status}, and was sent as READY"
     if model.status_message:

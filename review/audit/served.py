@@ -1,5 +1,7 @@
 """Check the files that MLflow serves for a model: whether they are where they were published, and every byte of them."""
 
+import errno
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +170,8 @@ def _hashed(
         from vantage.ledger.to_mlflow.served_files import UnboundedFiles
 
         def at(folder: Path) -> Hashed:
+            if why := _why_no_path(folder):
+                return Hashed((f"its address cannot be a folder's path ({why})",))
             if may_be_absent and not (folder.is_dir() and any(folder.iterdir())):
                 return Hashed(())
             return problems_of_folder(evidence, folder, digest, said)
@@ -218,7 +222,18 @@ def _is_there(location: str) -> bool:
     from vantage.ledger.to_mlflow.served_files import local_folder
 
     folder = local_folder(location)
-    return folder is not None and folder.is_dir()
+    return folder is not None and not _why_no_path(folder) and folder.is_dir()
+
+
+def _why_no_path(folder: Path) -> str:
+    """Return the reason why no folder can have this path; empty: one can."""
+    try:
+        folder.is_dir()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return os.strerror(errno.ENAMETOOLONG)
+        raise
+    return ""
 
 
 def _shown(location: str) -> str:

@@ -7,8 +7,9 @@ from vantage.ledger import tracking
 from vantage.ledger.replay import Replay
 from vantage.review.audit.aliases import moved_away
 from vantage.review.audit.decisions import deciding_runs, decision_checks
-from vantage.review.audit.evidence import Evidence
+from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.folders import add_folder
+from vantage.review.audit.mlflow_tags import shown
 from vantage.review.audit.publications import publications, required_steps
 from vantage.review.audit.versions import version_checks
 from vantage.review.audit.walk import Walk
@@ -31,6 +32,7 @@ from vantage.runs.view import Broken, Missing
 from vantage.runs.workspace import RunError
 from vantage.schemas.records.audit import AuditReport, Check, Hashing
 from vantage.signing.lineage import lineage
+from vantage.storage.digests import is_digest
 
 if TYPE_CHECKING:
     from vantage.ledger.to_mlflow.audited_entries import MlflowVersion
@@ -50,7 +52,7 @@ class _Registry:
             return False
         version = _version(self._evidence, named)
         if isinstance(version, Missing):
-            raise ConnectionError(f"{version}; start it, or set MLFLOW_TRACKING_URI")
+            raise ConnectionError(f"{version}; start or repair it, or set MLFLOW_TRACKING_URI")
         return version is not None
 
 
@@ -67,7 +69,7 @@ def audit(evidence: Evidence, target: str) -> AuditReport:
     inner = {edge.parent for artifact in artifacts for edge in artifact.parents} - walk.first
     runs = [run_checks(evidence, run_id) for run_id in walk.runs()]
     clock = evidence.clock
-    return AuditReport(
+    report = AuditReport(
         target=target,
         described=described,
         checks=tuple(checks),
@@ -81,6 +83,20 @@ def audit(evidence: Evidence, target: str) -> AuditReport:
             hash_seconds=clock.hash_seconds,
         ),
     )
+    return _with_unanswered(evidence, report)
+
+
+def _with_unanswered(evidence: Evidence, report: AuditReport) -> AuditReport:
+    """Return the report with a check that could not be made, if MLflow has stopped answering and no other check names it.
+
+    A check of several answers goes on without those that are missing, so that it still finds what the others show.
+    """
+    why = evidence.unanswered
+    if why is None or any(
+        each.outcome == "unchecked" and why[:1000] in each.detail for _, each in report.every_check()
+    ):
+        return report
+    return report.model_copy(update={"checks": (*report.checks, check_of("MLflow", why))})
 
 
 def _begin(evidence: Evidence, walk: Walk, target: str) -> tuple[str, list[Check]]:
@@ -156,7 +172,7 @@ def _known_digests(evidence: Evidence) -> list[str]:
 def _mlflow_run(evidence: Evidence, walk: Walk, mlflow_run_id: str) -> tuple[str, list[Check]]:
     tags = evidence.ask(lambda server: server.tags_of(mlflow_run_id))
     if isinstance(tags, Missing):
-        raise ConnectionError(f"{tags}; start it, or set MLFLOW_TRACKING_URI")
+        raise ConnectionError(f"{tags}; start or repair it, or set MLFLOW_TRACKING_URI")
     if tags is None:
         raise RunError(
             f"MLflow at {evidence.server.address} has no run {mlflow_run_id}; name another, or set MLFLOW_TRACKING_URI"
@@ -184,7 +200,9 @@ def _is_its_entry(evidence: Evidence, run_id: str, step: str, mlflow_run_id: str
     record = evidence.record(run_id)
     experiment = record.recipe.recipe if isinstance(record, RunRecord) else ""
     runs = evidence.mlflow_runs(experiment, run_id)
-    entries = [] if isinstance(runs, Missing) else runs.get(step or None, [])
+    if isinstance(runs, Missing):
+        return [check_of("MLflow's run", runs)]
+    entries = runs.get(step or None, [])
     if entries and entries[0].run_id == mlflow_run_id:
         return [Check(subject="MLflow's run", detail=f"the entry of {step or 'the run'}")]
     said = f"it claims to be {step or 'the run'}, whose own entry is another"
@@ -202,7 +220,7 @@ def _registered(evidence: Evidence, walk: Walk, named: RegisteredNamed) -> tuple
     name, alias = named.name, named.alias
     version = _version(evidence, named)
     if isinstance(version, Missing):
-        raise ConnectionError(f"{version}; start it, or set MLFLOW_TRACKING_URI")
+        raise ConnectionError(f"{version}; start or repair it, or set MLFLOW_TRACKING_URI")
     if version is None:
         raise RunError(
             f"{named} is no run, no digest, no folder, and no registered model of MLflow at {evidence.server.address}; give "
@@ -214,6 +232,9 @@ def _registered(evidence: Evidence, walk: Walk, named: RegisteredNamed) -> tuple
         return described, [Check(subject=f"version {name}/{version.version}", outcome="wrong", detail=said)]
     walk.checked_versions.add((version.name, version.version))
     digest, key = version.tags["vantage.digest"], version.tags.get("vantage.stage_key")
+    if not is_digest(digest):
+        said = f"the tag vantage.digest of version {version.version} is {shown(digest)}, which is no digest: it was edited"
+        return described, [Check(subject=f"version {name}/{version.version}", outcome="wrong", detail=said)]
     if key is not None and any(ref.artifact.stage_key == key for ref in evidence.refs_of.get(digest, [])):
         walk.add(digest, key)
     else:

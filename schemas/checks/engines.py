@@ -6,6 +6,7 @@ from vantage.schemas.checks.adapters import lora_of
 from vantage.schemas.problems import Problem
 from vantage.schemas.recipe.distillation import Distillation
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.lora import Lora
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stage import Stage
@@ -16,11 +17,21 @@ _FIXED = ("policy", "candidate", "baseline")
 """Fields that name a policy which a stage samples from and does not train."""
 
 
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM keeps room (``--max-lora-rank``); an adapter of another rank takes the next larger one."""
+
+
 def sampling_of(stage: Stage) -> Sampling | None:
     """Return the settings of what samples the stage's responses; None: it samples none."""
     if isinstance(stage, Rollouts | RolloutCollection | PreferenceCollection | PolicyEvaluation):
         return stage.rollout
     return None
+
+
+def servers_of(stage: Stage) -> int:
+    """Return how many servers the stage starts for itself on each of its machines."""
+    sampling = sampling_of(stage)
+    return 0 if sampling is None else sampling.servers or 0
 
 
 def runs_vllm(stage: Stage) -> bool:
@@ -30,7 +41,7 @@ def runs_vllm(stage: Stage) -> bool:
 
 
 def engine_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield problems of weights that vLLM is not given yet: adapters, and quantised ones.
+    """Yield problems of weights that vLLM cannot be given: quantised ones, and adapters of a rank for which it has no room.
 
     Args:
         recipe: inherited adapters are filled in.
@@ -43,11 +54,15 @@ def engine_problems(recipe: Recipe) -> Iterator[Problem]:
         if recipe.model.quantization is not None:
             message = f"vllm samples from whole weights, and model.quantization={recipe.model.quantization} rounds them"
             yield Problem(path, message, "use engine: loop, or leave quantization out")
-        elif (field := _with_adapters(recipe, stage)) is not None:
-            message = f"vllm samples from whole weights, and the policy of {field} has adapters (lora)"
-            yield Problem(
-                path, message, "use engine: loop, or lora: false in the stage that trains this policy"
-            )
+            continue
+        for field, lora in _adapters_of(recipe, stage):
+            if lora.rank > VLLM_RANKS[-1]:
+                message = f"vllm applies adapters of rank {VLLM_RANKS[-1]} at most, and the policy of {field} has rank={lora.rank}"
+                yield Problem(
+                    path,
+                    message,
+                    "use a smaller rank, engine: loop, or lora: false in the stage that trains it",
+                )
 
 
 def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
@@ -57,6 +72,8 @@ def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
         place = "in the stage's process"
         if sampling.servers is not None:
             place = f"on servers that the stage starts: {sampling.servers}"
+            if stage.resources.nodes is not None:
+                place += " for each of its nodes, where Ray places them"
         elif sampling.url is not None:
             place = f"on {', '.join(sampling.url)}"
         yield (
@@ -65,9 +82,11 @@ def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
         )
 
 
-def _with_adapters(recipe: Recipe, stage: Stage) -> str | None:
-    """Return the field whose policy is sampled from with adapters on it."""
+def _adapters_of(recipe: Recipe, stage: Stage) -> Iterator[tuple[str, Lora]]:
+    """Yield each field whose policy is sampled from with adapters on it, and these adapters."""
     if isinstance(stage, PolicyOptimization | BestOfN | Distillation):
-        return "init" if lora_of(stage) is not None else None
-    named = ((field, getattr(stage, field, None)) for field in _FIXED)
-    return next((field for field, step in named if lora_of(recipe.stages.get(step or "")) is not None), None)
+        found = {"init": lora_of(stage)}
+    else:
+        named = {field: getattr(stage, field, None) for field in _FIXED}
+        found = {field: lora_of(recipe.stages.get(step or "")) for field, step in named.items()}
+    yield from ((field, lora) for field, lora in found.items() if lora is not None)

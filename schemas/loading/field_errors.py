@@ -288,6 +288,10 @@ def _stage_kind(model: type[BaseModel], path: Path, error: ErrorDetails) -> Prob
     return Problem((*path, "kind"), f"{quote(tag)} is not a kind of stage", suggest(tag, kinds))
 
 
+_ITEM: dict[Any, tuple[str, ...]] = {dict: ("NAME",), tuple: ("NUMBER",)}
+"""How a field of several names one of them, by its type."""
+
+
 def _unknown_field(root: type[BaseModel], path: Path, plain: Any) -> Problem:
     """Return an unknown field, with a suggestion: the nearest field here, one level below, or in other kinds of stage."""
     word = str(path[-1])
@@ -297,7 +301,10 @@ def _unknown_field(root: type[BaseModel], path: Path, plain: Any) -> Problem:
     for name in known:
         inner = next(_models_in(model.model_fields[name].annotation), None) if model else None
         if inner and inner is not model and word in inner.model_fields and word not in ("source", "kind"):
-            return Problem(path, message, f"it belongs into {'.'.join(map(str, (*path[:-1], name, word)))}")
+            item = _ITEM.get(get_origin(model.model_fields[name].annotation), ()) if model else ()
+            return Problem(
+                path, message, f"it belongs into {'.'.join(map(str, (*path[:-1], name, *item, word)))}"
+            )
     owners = [_kind_of(stage) for stage in _stage_models(root) if word in stage.model_fields]
     if len(path) == 3 and path[0] == "stages" and model and owners:
         message = f"a stage of kind {_kind_of(model)} has no {quote(word)}"

@@ -17,6 +17,7 @@ from vantage.schemas.loading.members import with_members
 from vantage.schemas.loading.overrides import Override, apply_overrides, parse_override
 from vantage.schemas.loading.rounds import with_rounds
 from vantage.schemas.loading.selections import with_selections
+from vantage.schemas.loading.shared_rollout import with_shared_rollout
 from vantage.schemas.loading.source_paths import UnresolvablePath, mode_of, resolve_sources
 from vantage.schemas.loading.validation import validated_recipe
 from vantage.schemas.problems import (
@@ -85,10 +86,13 @@ def _parse(
     selected = with_selections(plain)
     whole = with_members(selected.plain)
     looped = with_rounds(whole.plain)
-    recipe, found = validated_recipe(looped.plain)
+    filled = with_shared_rollout(looped.plain)
+    recipe, found = validated_recipe(filled.plain)
     found = [
         *selected.problems,
-        *selected.located([*whole.problems, *looped.problems, *whole.located(looped.located(found))]),
+        *selected.located(
+            [*whole.problems, *looped.problems, *whole.located(looped.located(filled.located(found)))]
+        ),
         *missing,
     ]
     problems += (_locate(problem, name, document.lines, placed) for problem in found)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
+from vantage.schemas.doubled import doubled
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
@@ -181,9 +182,9 @@ class FormatVerifier(BuiltinVerifier):
 
     @rule
     def _tags_differ(self) -> None:
-        twice = next((tag for tag in self.tags if self.tags.count(tag) > 1), None)
-        if twice is not None:
-            raise ValueError(f"tags has {twice} twice; a response has each section once; leave one out")
+        twice = doubled(self.tags)
+        if twice:
+            raise ValueError(f"tags has {twice[0]} twice; a response has each section once; leave one out")
 
 
 class ReasoningGymVerifier(BuiltinVerifier):

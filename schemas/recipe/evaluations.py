@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from vantage.schemas.frozen import rule
 from vantage.schemas.recipe.fields import Count, Name, Switch, is_default, is_unset
 from vantage.schemas.recipe.rewards import Judge
-from vantage.schemas.recipe.rollout import Sampling, refuse_several_processes
+from vantage.schemas.recipe.rollout import Sampling, refuse_misplaced_engine
 from vantage.schemas.recipe.stage import Stage
 
 
@@ -38,7 +38,7 @@ class PolicyEvaluation(Stage):
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:
-        refuse_several_processes(self.rollout, self.resources)
+        refuse_misplaced_engine(self.rollout, self.resources)
 
     @rule
     def _judges_of_two_kinds(self) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
+from vantage.schemas.doubled import doubled
 from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
@@ -133,9 +134,9 @@ class Generation(Frozen):
 
     @rule
     def _stops_are_different(self) -> None:
-        twice = next((text for text in self.stop if self.stop.count(text) > 1), None)
-        if twice is not None:
-            raise ValueError(f"stop has {twice!r} twice; leave one out")
+        twice = doubled(self.stop)
+        if twice:
+            raise ValueError(f"stop has {twice[0]!r} twice; leave one out")
 
 
 class Shares(Frozen):
@@ -218,7 +219,7 @@ class Labels(Frozen):
     @rule
     def _each_means_one_thing(self) -> None:
         known = [label.strip().casefold() for found in (self.first, self.second, self.tie) for label in found]
-        twice = sorted({label for label in known if known.count(label) > 1})
+        twice = sorted(doubled(known))
         if twice:
             raise ValueError(f"the label {twice[0]!r} occurs twice; let it mean one of first, second and tie")
 
@@ -240,9 +241,9 @@ class NearDuplicates(Frozen):
 
     @rule
     def _names_are_different(self) -> None:
-        twice = next((name for name in self.held_out_of if self.held_out_of.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"held_out_of has {twice} twice; leave one out")
+        twice = doubled(self.held_out_of)
+        if twice:
+            raise ValueError(f"held_out_of has {twice[0]} twice; leave one out")
 
 
 CONFIG_PATTERN = r"^[A-Za-z0-9_.,+=()&@~-]+$"

@@ -24,6 +24,7 @@ from vantage.schemas.recipe.fields import (
 from vantage.schemas.recipe.inputs import Benchmark, Data, Generation, Mixture, Model, OtherModel
 from vantage.schemas.recipe.notify import Notify
 from vantage.schemas.recipe.rewards import Reward
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.signing import Signing
 from vantage.schemas.recipe.stage import Stage
 
@@ -83,6 +84,9 @@ class Recipe(Frozen):
     model, or the reward model of a reward's term. ``model.chat`` decides whether their prompts are wrapped."""
     generation: Generation = Generation()
     """Settings of sampled text, the same for all stages."""
+    rollout: Sampling | None = Field(None, exclude_if=is_unset)
+    """Settings of sampling for all stages that sample: each inherits the fields that its own ``rollout`` does not set. A stage that
+    sets ``engine`` there inherits nothing, and one that sets ``url`` or ``servers`` inherits no other place. None: the loop."""
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]
     """Datasets, by name."""
     mixtures: dict[Name, Mixture] = Field(default_factory=dict, max_length=MAX_NAMED, exclude_if=is_unset)
@@ -125,8 +129,12 @@ class ResolvedRecipe(Recipe):
 
         Raises:
             pydantic.ValidationError: a stage has a field that is not resolved.
-            ValueError: a stage has members or rounds, which the loader writes out as stages.
+            ValueError: a stage has members or rounds, which the loader writes out as stages, or the recipe has a ``rollout`` for all.
         """
+        if recipe.rollout is not None:
+            raise ValueError(
+                "rollout belongs to the stages of a loaded recipe; load the recipe from its file or its text"
+            )
         for name, stage in recipe.stages.items():
             written_out = next(
                 (f for f in ("members", "rounds") if getattr(stage, f, None) is not None), None

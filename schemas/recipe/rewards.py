@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from vantage.schemas.doubled import doubled
 from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
@@ -109,10 +110,9 @@ class Reward(Frozen):
 
     @rule
     def _term_names_are_unique(self) -> None:
-        names = [term.name for term in self.terms]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"terms name {twice!r} twice; add up their weights in one term")
+        twice = doubled(term.name for term in self.terms)
+        if twice:
+            raise ValueError(f"terms name {twice[0]!r} twice; add up their weights in one term")
 
 
 PAIR_TEMPLATE = """Below are a prompt and two responses to it. Which response is better?

@@ -24,7 +24,7 @@ class Sampling(Frozen):
     stage's process, or ``servers`` do. In no stage key."""
     servers: Annotated[int, Field(ge=1, le=MAX_NAMED, strict=True)] | None = Field(None, exclude_if=is_unset)
     """Servers of vLLM that the stage starts for itself, each on one of its GPUs (``resources.gpus``), beside those that train; without
-    GPUs, on its CPUs. In no stage key."""
+    GPUs, on its CPUs. With ``resources.nodes``, so many for each node, where Ray places them. In no stage key."""
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = (
         Field(None, exclude_if=is_unset)
     )
@@ -36,6 +36,9 @@ class Sampling(Frozen):
     servers on the same machine. In no stage key."""
     request_seconds: Positive = Field(600.0, exclude_if=is_default(600.0))
     """Most seconds of one response of a server; another server samples it then. In no stage key."""
+    checksums: bool | None = Field(None, exclude_if=is_unset)
+    """Whether the proof of an update also compares the sha256 of vLLM's parameters with the policy's, where vLLM computes them (0.32
+    does). None: for weights of at most 1 GiB; hashing takes about a second for each GiB. In no stage key."""
     max_rows: Count | None = Field(None, exclude_if=is_unset)
     """Most responses that are sampled side by side. It changes memory and speed, and no response. None: in a stage that trains on a
     GPU without ``microbatch_tokens``, as many as memory has room for, found before the first step; else ``microbatch_size``."""
@@ -66,6 +69,10 @@ class Sampling(Frozen):
             )
         if not self.is_served and given:
             raise ValueError(f"{given[0]} is read only with url or servers; add one, or leave {given[0]} out")
+        if self.checksums is not None and self.engine != "vllm":
+            raise ValueError(
+                f"checksums are of vllm's weights, and engine={self.engine} samples from the policy itself; leave checksums out"
+            )
         if self.url is not None and len(set(self.url)) < len(self.url):
             raise ValueError("url names a server twice; name each once")
 
@@ -104,37 +111,20 @@ class Ahead(SampledAhead):
     and nothing else is weighted (arXiv 2607.07508)."""
 
 
-def refuse_several_processes(rollout: Sampling, resources: Resources) -> None:
-    """Refuse an engine in the stage's process where several processes do the stage, and servers where these cut the weights."""
-    if rollout.engine == "vllm" and not rollout.is_served and not resources.is_one_process:
+def refuse_misplaced_engine(rollout: Sampling, resources: Resources) -> None:
+    """Refuse an engine in the stage's processes where several machines do the stage, and servers that the stage has no place for."""
+    if rollout.engine == "vllm" and not rollout.is_served and resources.nodes is not None:
         raise ValueError(
-            "rollout.engine=vllm samples in one process, on one device; leave resources.nodes out, and set resources.gpus and "
-            "resources.distributed.ranks to 1 at most, or use engine: loop, or servers (rollout.url)"
-        )
-    if rollout.servers is not None and resources.nodes is not None:
-        raise ValueError(
-            f"rollout.servers={rollout.servers} are started on one machine, and resources.nodes asks for several; name servers with "
-            "rollout.url, or leave resources.nodes out"
+            "rollout.engine=vllm samples in the stage's processes, on one machine; leave resources.nodes out, or use engine: loop, or servers "
+            "(rollout.servers or rollout.url)"
         )
     if rollout.servers is not None and resources.gpus and resources.gpus <= rollout.servers:
         raise ValueError(
             f"rollout.servers={rollout.servers} take as many of resources.gpus={resources.gpus}, and none is left to train; set "
             f"resources.gpus: {rollout.servers + 1} or more"
         )
-    trains = resources.distributed.ranks or max(1, (resources.gpus or 1) - (rollout.servers or 0))
-    if (
-        rollout.is_served
-        and isinstance(rollout, SampledAhead)
-        and rollout.ahead
-        and (trains > 1 or resources.nodes is not None)
-    ):
+    if rollout.servers is not None and resources.gpus and resources.distributed.ranks is not None:
         raise ValueError(
-            f"rollout.ahead=1 with servers samples beside the training of one process, and {trains} processes train here; leave "
-            "resources.nodes out and let one process train, or use ahead: 0"
-        )
-    if rollout.is_served and resources.cuts_weights:
-        field = "url" if rollout.servers is None else "servers"
-        raise ValueError(
-            f"rollout.{field} gives servers whole weights, and resources.distributed.strategy=fsdp2 cuts them; use strategy: ddp, or "
-            "engine: loop"
+            f"rollout.servers={rollout.servers} take GPUs of resources.gpus={resources.gpus}, and "
+            f"resources.distributed.ranks={resources.distributed.ranks} would train on all of them; leave resources.distributed.ranks out"
         )

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from vantage.schemas.doubled import doubled
 from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.called_server import CalledServer
 from vantage.schemas.recipe.fields import (
@@ -209,6 +210,6 @@ class RewardServer(Served):
 
     @rule
     def _names_differ(self) -> None:
-        twice = next((name for name in self.names if self.names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"names has {twice!r} twice; name each score once")
+        twice = doubled(self.names)
+        if twice:
+            raise ValueError(f"names has {twice[0]!r} twice; name each score once")

@@ -123,13 +123,15 @@ class Resources(Frozen):
     """Prefect work pool whose workers compute the stage. None: the recipe's ``workers``, or else the process that
     orders the run."""
     nodes: NodesOrRange | None = Field(None, exclude_if=is_unset)
-    """Machines of a Ray cluster that do the stage together; ``gpus``, ``cpus`` and ``distributed.ranks`` are those of each. A number, or
+    """Machines of a Ray cluster that do the stage together; ``gpus``, ``cpus``, ``distributed.ranks`` and ``rollout.servers`` are those of
+    each. A number, or
     ``{least: 1, most: 2}``: fewer go on where no more are there. The last bits of the weights depend on how many did which
     steps. None: the machine that runs the attempt does it."""
     gpus: CountOrZero | None = None
     """None: one if the machine has one; with ``nodes``: none."""
     cpus: Count | None = None
-    """None: all CPUs of the machine, so that stages run one after the other; with ``nodes``: one for each rank."""
+    """None: all CPUs of the machine, so that stages run one after the other; with ``nodes``: one for each rank and
+    each server of the stage."""
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
     Every optimiser step, sampled token and micro-batch is a report. None: never."""

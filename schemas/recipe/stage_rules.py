@@ -29,11 +29,11 @@ def refuse_cut_reference(resources: Resources, path: str) -> None:
 
 
 def refuse_cut_sampler(rollout: SampledAhead, resources: Resources) -> None:
-    """Raise ValueError if responses are sampled ahead from a policy whose weights are cut."""
-    if rollout.ahead and resources.cuts_weights:
+    """Raise ValueError if responses are sampled ahead, by a copy of the policy, and its weights are cut."""
+    if rollout.ahead and not rollout.is_served and resources.cuts_weights:
         raise ValueError(
             "rollout.ahead=1 samples from a whole copy of the policy, and resources.distributed.strategy=fsdp2 cuts it; "
-            "use strategy: ddp, or ahead: 0"
+            "use servers (engine: vllm, and servers or url), strategy: ddp, or ahead: 0"
         )
 
 

@@ -20,7 +20,7 @@ from vantage.schemas.recipe.fields import (
 )
 from vantage.schemas.recipe.guards import OFF
 from vantage.schemas.recipe.prompt_selection import DifficultyReport
-from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling, refuse_several_processes
+from vantage.schemas.recipe.rollout import Ahead, SampledAhead, Sampling, refuse_misplaced_engine
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stage_rules import (
     refuse_broken_groups,
@@ -51,7 +51,7 @@ class Rollouts(Training):
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:
-        refuse_several_processes(self.rollout, self.resources)
+        refuse_misplaced_engine(self.rollout, self.resources)
 
     @rule
     def _minibatches_divide_the_batch(self) -> None:

@@ -12,7 +12,7 @@ from vantage.schemas.recipe.fields import (
     is_unset,
 )
 from vantage.schemas.recipe.rewards import Judge
-from vantage.schemas.recipe.rollout import Sampling, refuse_several_processes
+from vantage.schemas.recipe.rollout import Sampling, refuse_misplaced_engine
 from vantage.schemas.recipe.rounds import Round
 from vantage.schemas.recipe.stage import Precision, Stage
 
@@ -46,7 +46,7 @@ class RolloutCollection(Stage):
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:
-        refuse_several_processes(self.rollout, self.resources)
+        refuse_misplaced_engine(self.rollout, self.resources)
 
 
 class PreferenceCollection(Stage):
@@ -76,7 +76,7 @@ class PreferenceCollection(Stage):
 
     @rule
     def _one_process_samples_with_vllm(self) -> None:
-        refuse_several_processes(self.rollout, self.resources)
+        refuse_misplaced_engine(self.rollout, self.resources)
 
     @rule
     def _prompts_with_judge_or_demonstrations(self) -> None:

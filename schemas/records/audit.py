@@ -1,7 +1,9 @@
 """The report of an audit: a verdict for each check of each artifact, and for each edge to one of its inputs."""
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from vantage.schemas.frozen import Frozen
 
@@ -12,13 +14,21 @@ fault."""
 _WORST_FIRST: tuple[Outcome, ...] = ("wrong", "unchecked", "note", "ok")
 
 
+_LONGEST = 20_000
+"""Most characters of a subject or a detail: records and MLflow may have texts of any length."""
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
+
+
 class Check(Frozen):
     """One comparison."""
 
-    subject: str
+    subject: Annotated[str, AfterValidator(_bounded)]
     """Subject of the comparison: ``files``, ``ref``, ``run record``, ``outbox``, ``MLflow`` …"""
     outcome: Outcome = "ok"
-    detail: str = ""
+    detail: Annotated[str, AfterValidator(_bounded)] = ""
     """The other side of the comparison; if ``wrong``, the difference; if ``unchecked``, what is missing."""
 
 

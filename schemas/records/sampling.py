@@ -33,6 +33,8 @@ class OpenModel(Frozen):
     """The recipe's ``model.chat``."""
     date: date_type = DEFAULT_DATE
     """The recipe's ``model.date``."""
+    engine: Literal["loop", "vllm"] = "loop"
+    """Engine that samples, one of a recipe's ``rollout.engine``."""
 
 
 class ModelOpened(Frozen):
@@ -126,6 +128,8 @@ class RowToRender(Frozen):
     """The turns of a prompt that is a conversation (``vantage.schemas.conversations.Message``)."""
     response: dict[str, str | None] | None
     """The assistant's turn, in the form of the prompt's turns."""
+    is_shown: bool = True
+    """Whether its text is wanted; else only what is counted."""
 
 
 class RenderRequest(Frozen):

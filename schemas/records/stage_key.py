@@ -70,6 +70,7 @@ NOT_IN_KEY = frozenset(
         "rollout.api_key_variable",
         "rollout.weights_folder",
         "rollout.request_seconds",
+        "rollout.checksums",
         "member",
         "round",
         "uses",

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 
 import pyarrow as pa
 
+from vantage.schemas.doubled import doubled
 from vantage.schemas.source_files import PACKINGS, SizeLimit
 from vantage.tasks.data.arrow_rows import WRITE_AGAIN
 from vantage.tasks.data.isolated_rows import isolated_rows
@@ -289,9 +290,9 @@ def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
         raise UnreadableFile(
             "its first line, which names the columns, is no line of CSV with line ends of \\n; correct that line"
         )
-    doubled = sorted({name for name in header if name and header.count(name) > 1})
-    if doubled:
-        raise UnreadableFile(f"two of its columns are called {doubled[0]!r}; rename one")
+    twice = sorted(filter(None, doubled(header)))
+    if twice:
+        raise UnreadableFile(f"two of its columns are called {twice[0]!r}; rename one")
     while (record := lines.record(len(header))) is not None:
         yield record if isinstance(record, Fault) else _csv_row(header, record)
 

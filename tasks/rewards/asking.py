@@ -11,11 +11,11 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -138,7 +138,7 @@ class Asking:
         keep: Callable[[StoredAnswer], None],
         may_go_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ask the questions, and keep each answer when it comes.
+        """Ask the questions, and keep each answer when it comes; before an error is raised, the requests under way are answered.
 
         Args:
             may_go_on: called before each request; raises if none must be sent.
@@ -162,8 +162,6 @@ class Asking:
                 while not wait([asked], timeout=_LOOK_SECONDS).done:
                     progress.phase(self._phase, done, len(questions))
                 asked.result()
-            except BaseExceptionGroup as group:
-                raise _first_of(group) from None
             finally:
                 asked.cancel()
 
@@ -192,8 +190,6 @@ class Asking:
                 while not wait([asked], timeout=_LOOK_SECONDS).done:
                     progress.phase(self._phase, number, len(begun))
                 asked.result()
-        except BaseExceptionGroup as group:
-            raise _first_of(group) from None
         finally:
             for asked in begun:
                 asked.cancel()
@@ -239,10 +235,14 @@ class Asking:
             await asyncio.sleep(
                 self._last_request + interval - time.monotonic()
             )  # the limiter knows of no earlier batch
+        requests = _Requests()
         async with self._client() as client, asyncio.TaskGroup() as tasks:
             for start in range(0, len(questions), self._form.batch):
                 some = questions[start : start + self._form.batch]
-                tasks.create_task(self._ask_until_answered(client, some, keep, may_go_on))
+                answered = partial(self._ask_until_answered, client, some, keep, may_go_on, requests)
+                requests.add(tasks.create_task(requests.watched(answered)))
+        if requests.error is not None:
+            raise requests.error
 
     def _client(self) -> httpx.AsyncClient:
         """Return a client; a proxy of the environment is used, though not for a server on this machine.
@@ -276,11 +276,12 @@ class Asking:
         questions: Sequence[Question],
         keep: Callable[[StoredAnswer], None],
         may_go_on: Callable[[], None],
+        requests: "_Requests",
     ) -> None:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(CallFailed),
             wait=_pause,
-            stop=self._gives_up,
+            stop=lambda state: requests.error is not None or self._gives_up(state),
             before_sleep=self._note_failure,
             retry_error_callback=self._unavailable,
         )
@@ -289,7 +290,8 @@ class Asking:
             async with self._open, self._rate:
                 may_go_on()
                 self._last_request = time.monotonic()
-                return await self._call(client, questions)
+                with requests.under_way():
+                    return await self._call(client, questions)
 
         replies: list[Reply] = await retrying(answered)
         self._last_answer = time.monotonic()
@@ -372,6 +374,41 @@ class Asking:
         ) from error
 
 
+class _Requests:
+    """Requests that are made at once. When an error ends one of them, those under way are still answered, and no other begins."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        """The first error; None: there was none."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._under_way: set[asyncio.Task[Any] | None] = set()
+
+    def add(self, task: asyncio.Task[None]) -> None:
+        """Add a task that makes one of them."""
+        self._tasks.append(task)
+
+    async def watched(self, answered: Callable[[], Awaitable[None]]) -> None:
+        """Wait until a request is answered; an error ends the others."""
+        try:
+            await answered()
+        except Exception as error:
+            if self.error is None:
+                self.error = error
+                for task in self._tasks:
+                    if task not in self._under_way and task is not asyncio.current_task():
+                        task.cancel()
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Note that this task's request has been sent, inside the block."""
+        task = asyncio.current_task()
+        self._under_way.add(task)
+        try:
+            yield
+        finally:
+            self._under_way.discard(task)
+
+
 _TEMPORARY = (
     httpx.codes.REQUEST_TIMEOUT,
     httpx.codes.CONFLICT,
@@ -442,9 +479,3 @@ def _key(server: CalledServer, path: str) -> str | None:
             f"{path}.api_key_variable={variable} names a variable with characters that no API key has; set it to the key alone"
         )
     return key
-
-
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error in nested groups."""
-    first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -18,6 +18,7 @@ MAX_SCORE = 1e30
 """Largest size of a score: scores are added and squared in float32."""
 
 _RIGHT, _WRONG = b"1\n", b"0\n"
+_STRANGE = "write to standard output alone: other open files belong to Vantage"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
@@ -55,7 +56,7 @@ def _by_name(returned: Mapping[object, object]) -> dict[str, float]:
     return dict(sorted(found.items()))
 
 
-def _finite(score: Real | numpy.bool_, what: str) -> float:
+def _finite(score: float | Real | numpy.bool_, what: str) -> float:
     try:
         found = float(score)
     except OverflowError:  # an integer beyond every float
@@ -120,10 +121,21 @@ def line_of(verdict: Verdict) -> bytes:
 
 
 def verdict_in(line: bytes) -> Verdict | None:
-    """Return the verdict in a line; None: it is a message."""
+    """Return the verdict in a line; None: it is a message.
+
+    Raises:
+        UnusableVerdict: it is neither, since other code than ours has written it.
+    """
     if line in (_RIGHT, _WRONG):
         return line == _RIGHT
-    found = json.loads(line)
-    if isinstance(found, list):
-        return float(found[0])
-    return found if isinstance(found, dict) else None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UnusableVerdict(_STRANGE) from None
+    if isinstance(found, str):
+        return None
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], float):
+        return _finite(found[0], "the score")
+    if isinstance(found, dict):
+        return _by_name(found)
+    raise UnusableVerdict(_STRANGE)

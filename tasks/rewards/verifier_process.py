@@ -180,7 +180,12 @@ class VerifierProcess:
     def _verdict(self, running: "_Running", case: Case, *, seconds: float) -> Verdict | None:
         """Return the verdict; None if a built-in verifier's library hangs or crashes over the response."""
         reply = running.reply(seconds)
-        verdict = verdict_in(reply) if isinstance(reply, bytes) else None
+        try:
+            verdict = verdict_in(reply) if isinstance(reply, bytes) else None
+        except UnusableVerdict as error:
+            raise BrokenVerifier(
+                f"verifiers.{self.name}: {self._function} answered {reply!r:.100} for {shown_case(*case)}; {error}"
+            ) from None
         if verdict is not None:
             return verdict if self.form is None else self.fit(verdict, self.form, case)
         fault = self._broken(running, reply, self._function, seconds, f" for {shown_case(*case)}")
@@ -202,9 +207,11 @@ class VerifierProcess:
         self, running: "_Running", reply: "bytes | _NoReply", what: str, seconds: float, case: str
     ) -> BrokenVerifier | VerifierOutOfMemory:
         """Return the meaning of the reply, or of its absence."""
-        if isinstance(reply, bytes):
-            return BrokenVerifier(json.loads(reply))
         about = f"verifiers.{self.name}: {what}"
+        if isinstance(reply, bytes):
+            return BrokenVerifier(
+                _message_in(reply) or f"{about} answered {reply!r:.100}{case}; mend the verifier"
+            )
         if reply.status == -signal.SIGKILL and running.is_out_of_memory():
             return VerifierOutOfMemory(
                 f"{about} was ended by the kernel, because memory ran out{case}; let it take less memory, or give the "
@@ -232,6 +239,15 @@ class VerifierProcess:
         except BaseException:
             self.close()
             raise
+
+
+def _message_in(reply: bytes) -> str | None:
+    """Return the message in a line; None: other code than ours has written it."""
+    try:
+        found = json.loads(reply)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _seconds(running: "_Running", number: int, asked: int, *, of_one: float) -> float:
@@ -315,17 +331,23 @@ class _Running:
         self._to_send = memoryview(bytes(self._to_send) + json.dumps(cases).encode() + b"\n")
 
     def reply(self, seconds: float) -> bytes | _NoReply:
-        """Return the next line of the process, waiting for at most this time."""
-        deadline = time.monotonic() + seconds
+        """Return the next line of the process, waiting for at most this time.
+
+        Time in which this process did not run counts for a moment only: a signal, a debugger or the machine may have stopped it, and
+        the verifier is not slow for that.
+        """
+        waited, looked_at = 0.0, time.monotonic()
         self._printed = 0
         while b"\n" not in self._unread:
             status = self._process.poll()  # before the last read: its output before its end is read too
-            self.look(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            self.look(min(_LOOK_SECONDS, max(0.0, seconds - waited)))
+            now = time.monotonic()
+            waited, looked_at = waited + min(now - looked_at, 2 * _LOOK_SECONDS), now
             if self._printed > MAX_PRINTED:
                 return _NoReply(printed=True)
             if b"\n" not in self._unread and status is not None:
                 return _NoReply(status=status)
-            if b"\n" not in self._unread and time.monotonic() >= deadline:
+            if b"\n" not in self._unread and waited >= seconds:
                 return _NoReply()
         line, _, self._unread = self._unread.partition(b"\n")
         return line + b"\n"

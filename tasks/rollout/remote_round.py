@@ -35,6 +35,8 @@ class Rollout:
     greedy: bool
     version: str
     """Version of the weights that sample."""
+    adapter: str | None
+    """Name of the adapter that is applied; None: the policy has none."""
     at_once: int
     """Most responses that one server draws at once."""
 
@@ -131,6 +133,7 @@ class Round:
                 self._rollout.prompts[row],
                 self._sampling(row),
                 is_complete=None if strings is None else strings.complete,
+                adapter=self._rollout.adapter,
             )
         response = self._sampled.response(drawn.ids, drawn.logprobs)
         if drawn.versions is None:

@@ -18,11 +18,18 @@ import torch
 from torch import Tensor
 
 from vantage.models.policy import PolicyModel
+from vantage.models.sharding import whole
+from vantage.tasks.rollout import checksums
+from vantage.tasks.rollout.checksums import GivenWeights
+from vantage.tasks.rollout.sent_adapters import AdapterRoom
 from vantage.tasks.rollout.vllm_worker import pack_again
+from vantage.tasks.training import ranks
 from vantage.tasks.training.optimization import Precision
 
 GPU_MEMORY_SHARE = 0.3
-"""Share of a GPU's memory that vLLM takes for its weights and its cache, beside the networks that train."""
+"""Most of a GPU's memory that vLLM takes for its weights and its cache, beside the networks that train."""
+FREE_SHARE = 0.95
+"""Most of the memory that is free which it takes."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, and takes tensors as they are
@@ -31,12 +38,25 @@ ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "TRITON_F32_DEFAULT": "ieee",  # else attention in float32 is computed in TF32, which the proof of an update refuses
 }
 """Settings of vLLM; a variable that is set already stays as it is."""
 
 
+ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
+"""Settings of vLLM on CPUs. A prompt that is read in two parts would set the random state of its response back, which vLLM 0.32 cannot do
+there: "CPU Generator does not use offset"."""
+
+_one_has_slept = False
+"""Whether a vLLM that can sleep was started in this process: its allocator serves one in a process, also after that has ended."""
+
+
 class VllmFailed(RuntimeError):
     """vLLM raised an error, or returned something other than what it was asked for."""
+
+
+class VllmCannotStart(VllmFailed):
+    """vLLM has not run in this process yet, and would fail again."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,8 @@ class Limits:
     """Most tokens of a prompt and its response."""
     rows: int | None
     """Most responses side by side; None: vLLM's own bound."""
+    adapters: AdapterRoom | None = None
+    """Room for adapters; None: the policy has none."""
 
 
 class RunningVllm:
@@ -72,14 +94,26 @@ class RunningVllm:
             VllmFailed: vllm cannot start with this model.
         """
         self.is_closed = False
+        self.holds_base = False
+        """Whether the weights beneath the adapters, or all if there are none, are those of the last ``push``."""
+        self._adapter: Any = None
+        """vLLM's ``LoRARequest`` that each request carries; None: it has none."""
+        self._num_adapters = 0
         self._device_type = policy.device.type
+        self._dtype: torch.dtype = getattr(torch, precision)
         write_config(policy, folder)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         is_on_cpu = self._device_type == "cpu"
-        placed: dict[str, Any] = {} if is_on_cpu else {"gpu_memory_utilization": GPU_MEMORY_SHARE}
+        placed: dict[str, Any] = dict(ON_CPU) if is_on_cpu else _on_gpu()
+        self._can_sleep, self._is_asleep = "enable_sleep_mode" in placed, False
+        if ranks.world_size() > 1:  # each rank's vLLM samples for itself, in the ranks' own process group
+            placed["distributed_executor_backend"] = "external_launcher"
         if limits.rows is not None:
             placed["max_num_seqs"] = limits.rows
+        if limits.adapters is not None:
+            placed |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": limits.adapters.max_rank}
+            placed["lora_target_modules"] = list(limits.adapters.targets)
         with self._calling("could not start"), _random_state_kept(policy.device):
             import vllm
 
@@ -89,7 +123,6 @@ class RunningVllm:
                 skip_tokenizer_init=True,
                 load_format="dummy",  # the weights come from the policy
                 dtype=precision,
-                enforce_eager=is_on_cpu,
                 logprobs_mode="processed_logprobs",
                 max_logprobs=1,
                 max_model_len=limits.tokens,
@@ -98,22 +131,96 @@ class RunningVllm:
                 **placed,
             )
 
-    def push(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace all weights by these, and forget what was computed with the old ones."""
+    def sleep(self) -> None:
+        """Give the GPU's memory to what trains: the weights move to the host, and the cache is dropped.
+
+        The next call of another method wakes it, which takes the memory back. Does nothing on a CPU, and for a vLLM that is not
+        the first of its process.
+        """
+        if not self._can_sleep or self._is_asleep:
+            return
+        with self._calling("could not go to sleep"):
+            self._llm.sleep(level=1)
+            self._is_asleep = True
+
+    def _wake(self) -> None:
+        if not self._is_asleep:
+            return
+        gc.collect()
+        if self._device_type == "cuda":
+            torch.cuda.empty_cache()  # blocks of torch's allocator that no tensor uses any more
+        self._llm.wake_up()
+        self._is_asleep = False
+
+    def push(self, weights: Mapping[str, Tensor], *, hashed: GivenWeights | None = None) -> None:
+        """Replace all weights but adapters by these, drop adapters, and forget what was computed with the old ones.
+
+        Sharded weights are gathered one by one, for which all ranks must call this.
+
+        Args:
+            hashed: gets each weight; None: none is hashed.
+        """
+        self.holds_base, self._adapter = False, None
         with self._calling("could not take the weights"):
-            pairs = iter([(name, weight.detach()) for name, weight in weights.items()])
+            self._wake()
+            pairs = self._pairs(weights, hashed)
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": pairs})
             self._llm.apply_model(pack_again)
-            if not self._llm.reset_prefix_cache():
-                raise RuntimeError("its cache still holds prefixes that the old weights computed")
+            self._forget()
+        self.holds_base = True
+
+    def _pairs(
+        self, weights: Mapping[str, Tensor], hashed: GivenWeights | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in weights.items():
+            gathered = self._gathered(weight.detach())
+            if hashed is not None:
+                hashed.add(name, gathered)
+            yield name, gathered
+
+    def checksums(self) -> dict[str, str] | None:
+        """Return the sha256 of each of vLLM's parameters; None: this version computes none."""
+        with self._calling("could not compute checksums of its weights"):
+            self._wake()
+            try:
+                return checksums.by_parameter(self._llm.collective_rpc(checksums.METHOD))
+            except (AttributeError, NotImplementedError):
+                return None
+
+    def _gathered(self, weight: Tensor) -> Tensor:
+        """Return a weight; of a sharded one the whole, in vLLM's type."""
+        return whole(weight.to(self._dtype)) if ranks.are_sharded() else weight
+
+    def push_adapter(self, folder: Path) -> None:
+        """Replace the adapter by that in a folder of peft's format, which is read now, under an id of its own; forget what the old one computed."""
+        with self._calling("could not take the adapter"):
+            self._wake()
+            from vllm.lora.request import LoRARequest
+
+            if self._adapter is not None:
+                self._llm.llm_engine.remove_lora(self._adapter.lora_int_id)
+            self._num_adapters += 1
+            number = self._num_adapters
+            self._adapter = LoRARequest(f"adapter-{number}", number, str(folder))
+            if not self._llm.llm_engine.add_lora(self._adapter):
+                raise RuntimeError(f"it did not load adapter {number}")
+            self._forget()
+
+    def _forget(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("its cache still holds prefixes that the old weights computed")
 
     def logprobs(self, rows: Sequence[list[int]]) -> Tensor:
         """Return the log-probability of each id but the first of rows of one length, at temperature 1, float64."""
         sampling = self._vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         found: dict[str, Any] = {}
         with self._calling("could not read the fixed rows"):
+            self._wake()
             for number, row in enumerate(rows):
-                self._llm.llm_engine.add_request(f"row-{number}", {"prompt_token_ids": row}, sampling)
+                prompt = {"prompt_token_ids": row}
+                self._llm.llm_engine.add_request(
+                    f"row-{number}", prompt, sampling, lora_request=self._adapter
+                )
             while self._llm.llm_engine.has_unfinished_requests():
                 found |= {each.request_id: each for each in self._llm.llm_engine.step() if each.finished}
             read = [found[f"row-{number}"].prompt_logprobs for number in range(len(rows))]
@@ -155,6 +262,7 @@ class RunningVllm:
         self, asked: Sequence[Asked], *, max_tokens: int, temperature: float, stop_token_ids: Sequence[int]
     ) -> None:
         with self._calling("could not begin with the responses"):
+            self._wake()
             for each in asked:
                 sampling = self._vllm.SamplingParams(
                     temperature=temperature,
@@ -167,7 +275,8 @@ class RunningVllm:
                     logprobs=0,
                     detokenize=False,
                 )
-                self._llm.llm_engine.add_request(each.name, {"prompt_token_ids": each.prompt}, sampling)
+                prompt = {"prompt_token_ids": each.prompt}
+                self._llm.llm_engine.add_request(each.name, prompt, sampling, lora_request=self._adapter)
 
     def _steps(
         self, open_names: set[str], is_complete: Callable[[Sequence[int]], bool] | None
@@ -209,12 +318,43 @@ class RunningVllm:
         if self.is_closed:
             return
         self.is_closed = True
-        with contextlib.suppress(Exception):  # it may be broken
+        with contextlib.suppress(Exception), _process_group_kept():  # it may be broken
             self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _process_group_kept() -> Iterator[None]:
+    """Keep vLLM, which ends, from ending the process group of torch: the ranks need it, and the next vLLM takes the same one."""
+    if ranks.world_size() == 1:
+        yield
+        return
+    from vllm.distributed import parallel_state
+
+    ends = {
+        name: getattr(parallel_state, name)
+        for name in ("destroy_model_parallel", "destroy_distributed_environment")
+    }
+    for name in ends:
+        setattr(parallel_state, name, lambda: None)
+    try:
+        yield
+    finally:
+        for name, end in ends.items():
+            setattr(parallel_state, name, end)
+
+
+def _on_gpu() -> dict[str, Any]:
+    """Return the settings for a GPU that others use too; the first vLLM of a process can sleep."""
+    global _one_has_slept
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    share = min(GPU_MEMORY_SHARE, FREE_SHARE * free / total)
+    can_sleep, _one_has_slept = not _one_has_slept, True
+    return {"gpu_memory_utilization": share} | ({"enable_sleep_mode": True} if can_sleep else {})
 
 
 def _complete_length(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from vantage.models.adapters import has_adapters
+from vantage.models.adapters import without_adapters
 from vantage.models.partial_responses import Response
 from vantage.models.pass_counts import count_sampled
 from vantage.models.policy import PolicyModel
@@ -14,6 +14,8 @@ from vantage.models.sequences import collate
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.rollout.held_weights import TOKENS, Proof, check_held, fixed_rows, logprobs_of_policy
+from vantage.tasks.rollout.sent_adapters import room_for
+from vantage.tasks.training import ranks
 from vantage.tasks.training.optimization import Precision, autocast
 
 
@@ -22,7 +24,7 @@ class BadResponse(RuntimeError):
 
 
 class SampledPolicy:
-    """A policy with whole weights, its codec, and the arithmetic of its passes."""
+    """A policy, whole or with adapters on a base, its codec, and the arithmetic of its passes."""
 
     def __init__(
         self, policy: PolicyModel, codec: Codec, *, limits: PassLimits, precision: Precision
@@ -30,16 +32,16 @@ class SampledPolicy:
         """Hold the policy.
 
         Raises:
-            ValueError: it has adapters.
+            ValueError: it has adapters that vLLM cannot apply.
         """
-        if has_adapters(policy.causal_lm):
-            raise ValueError(
-                "rollout.engine=vllm samples from whole weights, and this policy has adapters; use engine: loop, or lora: false"
-            )
+        self.adapters = room_for(policy.causal_lm)
+        """Room for the policy's adapters; None: it has none."""
         self.model, self.codec, self.precision = policy, codec, precision
         self._limits = limits
+        self._of_base: Tensor | None = None
         self._now: Tensor | None = None
         self._before: Tensor | None = None
+        self._earlier: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -87,21 +89,42 @@ class SampledPolicy:
         return repeated
 
     def logprobs(self) -> Tensor:
-        """Return the policy's log-probabilities of the fixed rows; those from before its last update are remembered."""
-        found = logprobs_of_policy(
-            self.model, self.fixed_rows, precision=self.precision, pad_token_id=self.codec.pad_token_id
-        )
+        """Return the policy's log-probabilities of the fixed rows; those from before its last update are remembered.
+
+        All ranks must call this where the weights are sharded.
+        """
+        if self.adapters is not None and self._of_base is None:  # it is frozen
+            with without_adapters(self.model.causal_lm):
+                self._of_base = self._read()
+        found = self._read()
         if self._now is None or not torch.equal(self._now, found):
             self._before, self._now = self._now, found
         return found
 
-    def prove(self, held: Tensor, own: Tensor) -> Proof:
+    def prove(self, held: Tensor, own: Tensor, *, place: str = "") -> Proof:
         """Compare an engine's log-probabilities of the fixed rows with the policy's own, as ``logprobs`` returned them.
+
+        Args:
+            place: of the engine, if there are several.
 
         Raises:
             WeightsDiffer: the engine does not hold the policy's weights.
         """
-        return check_held(held, own, self._before, precision=self.precision)
+        proof = check_held(
+            held,
+            own,
+            self._before,
+            earlier=self._earlier.get(place),
+            base=self._of_base,
+            precision=self.precision,
+        )
+        self._earlier[place] = own, held
+        return proof
+
+    def _read(self) -> Tensor:
+        return logprobs_of_policy(
+            self.model, self.fixed_rows, precision=self.precision, pad_token_id=self.codec.pad_token_id
+        )
 
     def response(self, ids: list[int], logprobs: list[float]) -> Response:
         """Return a response, with whether it ended.
@@ -126,14 +149,18 @@ class SampledPolicy:
         """Return the same responses with the policy's log-probabilities at the recipe's temperature."""
         generation, logprobs = self.codec.generation, dict[int, list[float]]()
         limit = generation.max_response_tokens
-        for places in batches(list(map(len, prompts)), self._limits, max_new_tokens=limit):
+        own = list(batches(list(map(len, prompts)), self._limits, max_new_tokens=limit))
+        most = -ranks.least(-len(own))
+        for places in own + [[]] * (most - len(own) if ranks.are_sharded() else 0):
             read = collate(
-                [prompts[place] for place in places],
-                [samples.responses[place] for place in places],
+                [prompts[place] for place in places] or [[self.codec.pad_token_id]],
+                [samples.responses[place] for place in places] or [[self.codec.pad_token_id]],
                 pad_token_id=self.codec.pad_token_id,
             ).to(self.model.device)
             with autocast(self.precision, self.model.device):
                 found = self.model.logprobs(read, temperature=generation.temperature).logprobs.tolist()
-            for place, row in zip(places, found, strict=True):
+            for place, row in zip(
+                places, found, strict=False
+            ):  # a pass without places keeps the others company
                 logprobs[place] = row[: len(samples.responses[place])]
         return Samples(samples.responses, samples.ended, [logprobs[place] for place in range(len(prompts))])

@@ -15,13 +15,18 @@ import httpx
 import torch
 from torch import Tensor
 
+from vantage.tasks.rollout.checksums import by_parameter
+
 CONNECT_SECONDS = 10.0
 """Most seconds until a connection is made."""
 ANSWER_SECONDS = 60.0
 """Most seconds of an answer for which the server computes nothing."""
 
 GENERATE = "/inference/v1/generate"
+CHECKER = "/weight_checker"
 WORKER = "vantage.tasks.rollout.vllm_worker.VantageWorker"
+ADAPTER = "vantage-"
+"""Beginning of the names that a stage gives to adapters; the version of the weights follows."""
 UPDATING = "updating"
 """Version that a server has while its weights change, and keeps if that breaks off."""
 
@@ -29,6 +34,7 @@ HOW_TO_SERVE = (
     "start it as docs/rollouts.md describes: VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out "
     f"--logprobs-mode processed_logprobs --worker-extension-cls {WORKER}"
 )
+HOW_TO_SERVE_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank {rank} --lora-target-modules {targets}"
 
 
 class ServerFailed(RuntimeError):
@@ -59,6 +65,10 @@ class Described:
     logprobs_mode: str
     max_tokens: int
     """Most tokens of a prompt and its response."""
+    max_lora_rank: int | None
+    """Largest rank of an adapter; None: the server takes none."""
+    lora_targets: frozenset[str] | None
+    """Layers that may have an adapter, by the last parts of their names; None: all, or none."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,10 @@ class VllmServer:
                 dtype=found["dtype"],
                 logprobs_mode=found["logprobs_mode"],
                 max_tokens=found["max_model_len"],
+                max_lora_rank=found.get("max_lora_rank"),  # older copies of the worker's file do not tell
+                lora_targets=None
+                if not found.get("lora_target_modules")
+                else frozenset(found["lora_target_modules"]),
             )
 
     def tokenized(self, text: str) -> list[int] | None:
@@ -135,8 +149,14 @@ class VllmServer:
         with self._reading("/weight_info"):
             return str(found["weight_version"])
 
-    def take_weights(self, folder: Path, *, version: str) -> None:
+    def take_weights(
+        self, folder: Path | None, *, version: str, adapter: tuple[str, Path] | None = None
+    ) -> None:
         """Replace the server's weights by the files in ``folder``, and forget what old ones computed; running requests end.
+
+        Args:
+            folder: None: the server has these weights, and only the adapter is new.
+            adapter: name and folder of the adapter that replaces earlier ones; None: the policy has none.
 
         Raises:
             ServerFailed: it does not have them; its version is then none that a stage gives.
@@ -144,20 +164,49 @@ class VllmServer:
         self._call("POST", "/pause", params={"mode": "abort"})
         try:
             self._call("POST", "/update_weight_version", {"new_version": UPDATING})
-            self._rpc("vantage_take_weights", {"folder": str(folder)}, seconds=self._seconds)
+            if folder is not None:
+                self._rpc("vantage_take_weights", {"folder": str(folder)}, seconds=self._seconds)
+            if adapter is not None:
+                self._take_adapter(*adapter)
             if not self._call("POST", "/reset_prefix_cache").get("success"):
                 raise ServerFailed(f"{self.url} still holds prefixes that the old weights computed")
             self._call("POST", "/update_weight_version", {"new_version": version})
         finally:
             self._call("POST", "/resume")
 
-    def logprobs(self, rows: Sequence[list[int]]) -> Tensor:
-        """Return the log-probability of each id but the first of rows of one length, at temperature 1, float64."""
+    def checksums(self) -> dict[str, str] | None:
+        """Return the sha256 of each of vLLM's parameters; None: this version computes none."""
+        try:
+            found = self._call("POST", CHECKER, {"action": "checksum"}, seconds=self._seconds)
+        except ServerRefused:
+            return None
+        with self._reading(CHECKER):
+            return by_parameter([{str(name): str(each) for name, each in found["checksums"].items()}])
+
+    def _take_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter, which the server reads now, under a name of its own; remove those of before."""
+        models = self._call("GET", "/v1/models")
+        with self._reading("/v1/models"):
+            before = [each["id"] for each in models["data"] if each["id"].startswith(ADAPTER)]
+        for each in before:
+            self._call("POST", "/v1/unload_lora_adapter", {"lora_name": each}, is_text=True)
+        loading = {"lora_name": name, "lora_path": str(folder)}
+        try:
+            self._call("POST", "/v1/load_lora_adapter", loading, seconds=self._seconds, is_text=True)
+        except ServerRefused as error:
+            raise ServerRefused(
+                f"{error}; for a policy with adapters, start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and let it read {folder}"
+            ) from error
+
+    def logprobs(self, rows: Sequence[list[int]], *, adapter: str | None = None) -> Tensor:
+        """Return the log-probability of each id but the first of rows of one length, at temperature 1, float64.
+
+        Args:
+            adapter: name of the adapter that is applied; None: none is.
+        """
         sampling = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         read = [
-            self._call(
-                "POST", GENERATE, {"token_ids": row, "sampling_params": sampling}, seconds=self._seconds
-            )
+            self._call("POST", GENERATE, _request(row, sampling, adapter), seconds=self._seconds)
             for row in rows
         ]
         with self._reading(GENERATE):
@@ -179,6 +228,7 @@ class VllmServer:
         sampling: Mapping[str, Any],
         *,
         is_complete: Callable[[Sequence[int]], bool] | None,
+        adapter: str | None = None,
     ) -> Drawn:
         """Draw one response.
 
@@ -186,19 +236,20 @@ class VllmServer:
             client: of this server.
             sampling: vLLM's ``SamplingParams``.
             is_complete: whether these ids of a response end it; asked for after each id; None: token ids alone end it.
+            adapter: name of the adapter that is applied; None: none is.
 
         Raises:
             ServerFailed, ServerRefused: it cannot be drawn.
         """
-        body = {"token_ids": list(prompt), "sampling_params": dict(sampling)}
+        body = _request(prompt, sampling, adapter)
         with self._answering(GENERATE):
             if is_complete is None:
                 response = await client.post(GENERATE, json=body)
-                return self._drawn([self._content(response, GENERATE)])
+                return self._drawn([self._content(response, GENERATE, body)])
             async with client.stream("POST", GENERATE, json={**body, "stream": True}) as response:
                 if response.is_error:
                     await response.aread()
-                    self._content(response, GENERATE)
+                    self._content(response, GENERATE, body)
                 return await self._streamed(response, is_complete)
 
     async def _streamed(
@@ -246,14 +297,17 @@ class VllmServer:
         *,
         params: Mapping[str, str] | None = None,
         seconds: float = ANSWER_SECONDS,
+        is_text: bool = False,
     ) -> Any:
         with self._answering(path):
             response = self._client.request(
                 method, path, json=body, params=params, timeout=self._timeout(seconds)
             )
-        return self._content(response, path) if response.content or response.is_error else {}
+        if not response.is_error and (is_text or not response.content):
+            return {}
+        return self._content(response, path, body)
 
-    def _content(self, response: httpx.Response, path: str) -> Any:
+    def _content(self, response: httpx.Response, path: str, body: Mapping[str, Any] | None) -> Any:
         """Return the JSON of an answer.
 
         Raises:
@@ -267,6 +321,9 @@ class VllmServer:
                 raise ServerRefused(
                     f"{message}; put the server's API key into the variable of rollout.api_key_variable"
                 )
+            adapter = (body or {}).get("model")
+            if adapter is not None and adapter in response.text:
+                raise ServerFailed(f"{self.url} has no adapter {adapter} any longer: {reason}")
             if response.status_code == httpx.codes.NOT_FOUND:
                 raise ServerRefused(f"{message}; {HOW_TO_SERVE}")
             is_temporary = response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS
@@ -301,3 +358,9 @@ class VllmServer:
     @staticmethod
     def _timeout(seconds: float) -> httpx.Timeout:
         return httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+
+
+def _request(prompt: Sequence[int], sampling: Mapping[str, Any], adapter: str | None) -> dict[str, Any]:
+    """Return the body of a request to ``GENERATE``; an adapter is a model of its own there."""
+    body = {"token_ids": list(prompt), "sampling_params": dict(sampling)}
+    return body if adapter is None else {**body, "model": adapter}

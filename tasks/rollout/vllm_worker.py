@@ -21,16 +21,18 @@ class VantageWorker:
 
     def vantage_describe(self) -> dict[str, Any]:
         """Return the model's configuration, and the settings that a stage depends on."""
-        model = self.vllm_config.model_config
+        model, lora = self.vllm_config.model_config, self.vllm_config.lora_config
         return {
             "config": json.loads(model.hf_config.to_json_string(use_diff=False)),
             "dtype": str(model.dtype).removeprefix("torch."),
             "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
             "max_model_len": int(model.max_model_len),
+            "max_lora_rank": None if lora is None else int(lora.max_lora_rank),
+            "lora_target_modules": None if lora is None else lora.target_modules,
         }
 
     def vantage_take_weights(self, folder: str) -> None:
-        """Replace all weights by those of the safetensors files in ``folder``, whatever the server was started with."""
+        """Replace all weights but adapters by those of the safetensors files in ``folder``, whatever the server was started with."""
         self.reload_weights(weights_iterator=_weights(folder))
         pack_again(self.get_model())
 

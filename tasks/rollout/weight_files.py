@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vantage.models.sharding import whole
+from vantage.tasks.rollout.checksums import GivenWeights
+from vantage.tasks.training import ranks
 from vantage.tasks.training.optimization import Precision
 
 BYTES_IN_FILE = 4 * 2**30
@@ -16,29 +19,50 @@ BYTES_IN_FILE = 4 * 2**30
 
 
 @contextmanager
-def weight_files(weights: Mapping[str, Tensor], folder: Path, *, precision: Precision) -> Iterator[Path]:
+def weight_files(
+    weights: Mapping[str, Tensor], folder: Path, *, precision: Precision, hashed: GivenWeights | None = None
+) -> Iterator[Path]:
     """Write the weights, in the type that the servers compute with, and yield their folder; they are removed at the end.
+
+    Sharded weights are gathered one by one, for which all ranks must enter the block; the first one writes.
 
     Args:
         folder: holds nothing else; what a killed attempt left there is removed.
+        hashed: gets each weight that is written; None: none is hashed.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written; only on the first rank, after all weights were gathered.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    is_first = ranks.rank() == 0
+    if is_first:
+        shutil.rmtree(folder, ignore_errors=True)
     try:
-        for number, part in enumerate(_parts(weights, getattr(torch, precision)), start=1):
-            save_file(part, folder / f"model-{number:05d}.safetensors")
+        parts = _parts(weights, getattr(torch, precision), kept=is_first)
+        try:
+            if is_first:
+                folder.mkdir(parents=True)
+            for number, part in enumerate(parts, start=1):
+                if hashed is not None:
+                    for name, weight in part.items():
+                        hashed.add(name, weight)
+                save_file(part, folder / f"model-{number:05d}.safetensors")
+        finally:
+            for _ in parts:  # the other ranks wait for this one's share of each weight
+                pass
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_first:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parts(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+def _parts(weights: Mapping[str, Tensor], dtype: torch.dtype, *, kept: bool) -> Iterator[dict[str, Tensor]]:
+    """Yield all weights, whole, in files' sizes; none where they are not ``kept``."""
     part: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        part[name] = weight.detach().to(device="cpu", dtype=dtype).contiguous()
+        gathered = whole(weight.detach().to(dtype))
+        if not kept:
+            continue
+        part[name] = gathered.to("cpu").contiguous()
         if sum(each.nbytes for each in part.values()) >= BYTES_IN_FILE:
             yield part
             part = {}

@@ -119,6 +119,17 @@ def agreed(value: Agreed) -> Agreed:
     return cast(Agreed, first.item())
 
 
+def agreed_text(text: str) -> str:
+    """Return the first rank's text, on all ranks."""
+    if world_size() == 1:
+        return text
+    written = list(text.encode())
+    length = agreed(len(written))
+    first = torch.tensor(written if rank() == 0 else [0] * length, dtype=torch.uint8, device=_device())
+    distributed.broadcast(first, src=0)
+    return bytes(first.tolist()).decode()
+
+
 def least(value: Agreed) -> Agreed:
     """Return the smallest number of all ranks."""
     if world_size() == 1:

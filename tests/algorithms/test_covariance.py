@@ -75,6 +75,18 @@ def test_only_selected_tokens_are_held_and_all_count_in_the_denominator() -> Non
     assert share.mean() == pytest.approx(1 / 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_between_two_passes_of_equal_weights_is_no_gradient(dtype: torch.dtype) -> None:
+    """Differences of one to four last places of 3 nats, either way; the last token is really apart."""
+    places = torch.tensor([[-4.0, -1.0, 0.0, 1.0, 4.0, 4000.0]], dtype=dtype)
+    apart = places * 2 * torch.finfo(dtype).eps
+    leaf, old = (apart - 3.0).requires_grad_(), torch.full_like(apart, -3.0)
+    mask = torch.ones_like(apart, dtype=torch.bool)
+    found = selected_kl_loss(leaf, old, mask, mask, aggregation="token", denominator=1.0)
+    assert torch.autograd.grad(found.loss, leaf)[0].tolist() == [[0.0, 0.0, 0.0, 0.0, 0.0, 1.0]]
+    assert found.loss.item() == pytest.approx(4010 * 2 * torch.finfo(dtype).eps, rel=1e-3), "its value stays"
+
+
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
 def test_a_share_is_between_0_and_1(share: float) -> None:
     with pytest.raises(ValueError, match=f"share={share} is not above 0 and at most 1"):

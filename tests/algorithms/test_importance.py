@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.algorithms.peer_cases import COUNT, peer_case
+from tests.algorithms.record_importance import MODES, RECORD, bounds, summed
 from vantage.algorithms.aggregation import aggregate
 from vantage.algorithms.importance import effective_share, importance_weights
 from vantage.algorithms.policy_loss import policy_gradient
@@ -192,3 +194,25 @@ def test_recorded_numbers_of_another_library(case: dict[str, Any]) -> None:
         bounds = {"low": case["low"], "high": case["high"]}
         found = importance_weights(log_ratio, zeros, is_token, correction="mask", ratio_of=name, **bounds)
         assert found.kept[is_token].int().tolist() == list(chain(*case[f"kept_{name}"]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_thousand_minibatches_have_the_weights_of_another_library(mode: str) -> None:
+    """TRL's, as ``record_importance.py`` has recorded them."""
+    ratio_of, _, correction = mode.partition("_")
+    ours = []
+    for case in map(peer_case, range(COUNT)):
+        low, high = bounds(case)
+        found = importance_weights(
+            case.logprobs,
+            case.old_logprobs,
+            case.mask,
+            correction=correction,
+            ratio_of=ratio_of,
+            low=low,
+            high=high,
+        )
+        ours.append(summed(found.weights, case))
+        assert found.kept.sum() == ours[-1][1], "only what a mask leaves out has the weight 0"
+    theirs = torch.tensor(json.loads(RECORD.read_text())[mode], dtype=torch.float64)
+    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), theirs, rtol=1e-6, atol=1e-8)

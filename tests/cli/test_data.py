@@ -118,26 +118,58 @@ def test_a_template_that_goes_on_for_ever_for_some_row_is_ended(
 ) -> None:
     """The trial prompts of a model do not have the word; a row of the file does."""
     monkeypatch.setattr(sampling_process, "RENDER_SECONDS", 2.0)
-    save_chat_model(tmp_path / "model")
-    for file in (tmp_path / "model" / "chat_template.jinja", tmp_path / "model" / "tokenizer_config.json"):
-        if file.exists() and "chat_template" in f"{file.name} {file.read_text()}":
-            loops = (
-                "{% if 'loop' in messages[0].content %}"
-                + "{% for a in range(99999) %}" * 3
-                + "{% endfor %}" * 3
-                + "{% endif %}"
-            )
-            text = file.read_text()
-            if file.suffix == ".jinja":
-                file.write_text(loops + text)
-            elif "chat_template" in (settings := json.loads(text)):
-                file.write_text(json.dumps({**settings, "chat_template": loops + settings["chat_template"]}))
+    loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+    save_with_template(tmp_path / "model", f"{{% if 'loop' in messages[0].content %}}{loops}{{% endif %}}")
     path = lines(
         tmp_path / "rows.jsonl", [{"prompt": "loop", "response": "a"}, {"prompt": "b", "response": "c"}]
     )
     done = inspect(path, "--model", str(tmp_path / "model"))
     assert done.exit_code == ExitCode.BAD_INPUT
-    assert "the model's chat template did not render 2 rows within 2 s" in done.output
+    assert f"--model={tmp_path / 'model'}: the model's chat template did not render 2 rows" in done.output
+
+
+def save_with_template(folder: Path, before: str) -> None:
+    """Save the small model with this text before its chat template, wherever the tokenizer keeps that."""
+    save_chat_model(folder)
+    for file in (folder / "chat_template.jinja", folder / "tokenizer_config.json"):
+        text = file.read_text() if file.exists() else ""
+        if file.suffix == ".jinja" and text:
+            file.write_text(before + text)
+        elif text and "chat_template" in (settings := json.loads(text)):
+            file.write_text(json.dumps({**settings, "chat_template": before + settings["chat_template"]}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% if messages | length == 3 %}{{ 10 ** (10 ** 9) }}{% endif %}", "is not rendered within 20 seconds"),
+        ("{% if 'big' in messages[0].content %}{{ 'ab' * 2000000000 }}{% endif %}", "takes more than 2 GiB of memory"),
+    ],
+)  # fmt: skip
+def test_a_template_that_takes_too_much_outside_the_first_prompts_is_ended(
+    tmp_path: Path, template: str, said: str
+) -> None:
+    """The one does where nobody asks for it: the token that closes a turn is looked for in three turns. The process is a real one."""
+    save_with_template(tmp_path / "model", template)
+    path = lines(tmp_path / "rows.jsonl", [{"prompt": "big", "response": "a"}])
+    done = inspect(path, "--model", str(tmp_path / "model"))
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert f"the model's chat template {said}" in done.output
+    assert str(tmp_path / "model") in done.output
+
+
+def test_a_text_out_of_proportion_is_that_rows_fault(tmp_path: Path, model_threads: None) -> None:
+    save_with_template(
+        tmp_path / "model", "{% if 'big' in messages[0].content %}{{ 'ab' * 1000000 }}{% endif %}"
+    )
+    path = lines(
+        tmp_path / "rows.jsonl", [{"prompt": "big", "response": "a"}, {"prompt": "b", "response": "c"}]
+    )
+    found = json.loads(inspect(path, "--model", str(tmp_path / "model"), "--json").stdout)
+    assert found["num_unlike"] == 1
+    assert found["first_unlike"][0].startswith("row 0: ") and "makes 2000" in found["first_unlike"][0]
+    assert found["prompt_tokens"]["most"] < 100
 
 
 @pytest.mark.parametrize(

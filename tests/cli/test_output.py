@@ -4,6 +4,9 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,72 @@ def test_a_prefect_server_that_does_not_answer_is_named(command: list[str]) -> N
     assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
     assert "PREFECT_API_URL=http://127.0.0.1:1/api does not answer" in done.stderr
     assert "should not happen" not in done.stderr
+
+
+class _Fails(BaseHTTPRequestHandler):
+    """A server that answers each request as Prefect's does while its database is away."""
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/health"):  # Prefect's asks neither the database nor for a login
+            self._answer(200, b"true")
+        elif self.headers.get("Authorization"):
+            self._answer(401, b'{"exception_message":"Unauthorized"}')
+        else:
+            self._answer(500, b'{"exception_message":"Internal Server Error"}')
+
+    do_POST = do_GET
+
+    def _answer(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def failing_prefect() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Fails) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/api"
+        server.shutdown()
+
+
+_FAILS, _REFUSES = "fails (500 Internal Server Error)", "refuses this login (401 Unauthorized)"
+_LOGIN = {"PREFECT_API_AUTH_STRING": "a:b"}
+
+
+@pytest.mark.parametrize(
+    ("command", "login", "said"),
+    [
+        (["worker", "--pool", "orders"], {}, _FAILS),
+        (["deploy", "quickstart"], {}, _FAILS),
+        (["deployments"], _LOGIN, _REFUSES),
+        (["doctor", "--json"], _LOGIN, _REFUSES),
+    ],
+)
+def test_a_prefect_server_that_fails_is_no_fault_of_ours(
+    command: list[str], login: dict[str, str], said: str, failing_prefect: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from vantage.cli.main import main; main()", *command],
+        env={
+            **os.environ,
+            "PREFECT_API_URL": failing_prefect,
+            "PREFECT_CLIENT_MAX_RETRIES": "0",
+            **login,
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
+    assert f"PREFECT_API_URL={failing_prefect} {said}" in done.stdout + done.stderr
+    assert "should not happen" not in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -288,3 +288,14 @@ def test_a_line_that_is_no_prompt_is_named_with_its_number(small_chat_run: Works
     done = asked(small_chat_run, "latest", "--file", str(file))
     assert done.exit_code == ExitCode.BAD_INPUT
     assert f"{file}:1: has neither prompt (a text) nor messages (a list); correct the line" in done.stderr
+
+
+def test_an_engine_that_is_not_installed_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """The environment of these tests has no vLLM."""
+    command = ["sample", "builtin:tiny", "1+1?", "--workspace", str(tmp_path), "--engine"]
+    done = CliRunner().invoke(app, [*command, "vllm"])
+    assert done.exit_code == ExitCode.BAD_INPUT, done.output
+    message = " ".join(done.stderr.split())
+    assert "--engine=vllm needs the package vllm, which is not installed" in message
+    assert "or leave --engine out" in message
+    assert CliRunner().invoke(app, [*command, "others"]).exit_code == 2, "a wrong use of the command"

@@ -1,10 +1,13 @@
-"""Real servers for the tests of one module, and the variables that ``make servers`` prints."""
+"""Real servers for the tests of one module, the variables that ``make servers`` prints, and workspaces whose runs use them."""
 
+import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from deploy.servers.postgres import data_folder
 from deploy.servers.processes import processes_of
 from deploy.servers.settings import PORTS, Settings, write_private
+from tests.support.fixtures import RECIPE
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +67,68 @@ class Servers:
         return {**named, "postgres": main}
 
 
+CLIENTS = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI", "PREFECT_HOME")
+
+
+class Place:
+    """A workspace, the servers that its runs use, and where it is saved."""
+
+    def __init__(self, folder: Path, variables: Mapping[str, str], servers: Path | None) -> None:
+        self.workspace = folder / "workspace"
+        self.backup = folder / "backups" / "first"
+        self.recipe = folder / "fake.yaml"
+        self.recipe.parent.mkdir(parents=True, exist_ok=True)
+        self.recipe.write_text(RECIPE)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name not in CLIENTS},
+            **variables,
+            "PYTHONPATH": str(ROOT),
+        }
+        self.stores = ["--workspace", str(self.workspace), *(["--servers", str(servers)] if servers else [])]
+
+    def begin(self, *command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.support.fake_vantage"),
+                *command,
+                *("--workspace", str(self.workspace)),
+            ],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def vantage(self, *command: str) -> str:
+        process = self.begin(*command)
+        printed, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, printed
+        return printed
+
+    def backs_up(self, action: str, *options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "deploy.backup", action, *options]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+
+    def record(self) -> dict[str, object]:
+        [file] = self.workspace.glob("runs/*/run.json")
+        read: dict[str, object] = json.loads(file.read_bytes())
+        return read
+
+    def digests(self) -> dict[str, str]:
+        return {name: stage["digest"] for name, stage in self.record()["stages"].items()}  # type: ignore[attr-defined]
+
+    def events(self) -> list[str]:
+        file = self.workspace / "events.txt"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def has_checkpoint(self, step: str) -> bool:
+        keys = [stage["stage_key"] for name, stage in self.record()["stages"].items() if name == step]  # type: ignore[attr-defined]
+        return any(
+            (self.workspace / "store" / "scratch" / str(key) / "committed.json").exists() for key in keys
+        )
+
+
 def own_ports() -> dict[str, int]:
     """Ports of this test process, which the system gives to nobody by itself: other processes test servers at the same time."""
     first = 21000 + 10 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -77,3 +143,28 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     write_private(made.folder / "settings.json", settings.model_dump_json())
     yield made
     made.down("--delete")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A run that was never interrupted, without servers."""
+    made = Place(tmp_path_factory.mktemp("whole"), {}, None)
+    made.vantage("run", str(made.recipe))
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(whole: Place) -> dict[str, str]:
+    """Stage → digest of that run."""
+    return whole.digests()
+
+
+def rows_of(place: Place) -> list[tuple[str, str, int, float]]:
+    """Stage, metric, step and value of every row of MLflow that does not measure time or the machine."""
+    with closing(sqlite3.connect(place.workspace / "mlflow.db")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        found = database.execute(
+            "SELECT name, key, step, value FROM metrics JOIN runs USING (run_uuid) "
+            "WHERE key NOT LIKE 'system/%' AND key NOT LIKE '%seconds%' ORDER BY 1, 2, 3, 4"
+        ).fetchall()
+    return [(re.sub("-[0-9a-f]{6}$", "", name), key, step, value) for name, key, step, value in found]

@@ -1,87 +1,19 @@
 """A backup in the middle of a pipeline; then everything is destroyed, restored, and the pipeline goes on."""
 
-import json
 import os
-import re
 import shutil
 import signal
-import sqlite3
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.deploy.conftest import ROOT, Servers
-from tests.support.fixtures import RECIPE
+from tests.deploy.conftest import Place, Servers, rows_of
 from tests.support.real_runs import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-CLIENTS = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_URI", "PREFECT_HOME")
-
-
-class Place:
-    """A workspace, the servers that its runs use, and where it is saved."""
-
-    def __init__(self, folder: Path, variables: Mapping[str, str], servers: Path | None) -> None:
-        self.workspace = folder / "workspace"
-        self.backup = folder / "backups" / "first"
-        self.recipe = folder / "fake.yaml"
-        self.recipe.parent.mkdir(parents=True, exist_ok=True)
-        self.recipe.write_text(RECIPE)
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if name not in CLIENTS},
-            **variables,
-            "PYTHONPATH": str(ROOT),
-        }
-        self.stores = ["--workspace", str(self.workspace), *(["--servers", str(servers)] if servers else [])]
-
-    def begin(self, *command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.support.fake_vantage"),
-                *command,
-                *("--workspace", str(self.workspace)),
-            ],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def vantage(self, *command: str) -> str:
-        process = self.begin(*command)
-        printed, _ = process.communicate(timeout=400)
-        assert process.returncode == 0, printed
-        return printed
-
-    def backs_up(self, action: str, *options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "deploy.backup", action, *options]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-
-    def record(self) -> dict[str, object]:
-        [file] = self.workspace.glob("runs/*/run.json")
-        read: dict[str, object] = json.loads(file.read_bytes())
-        return read
-
-    def digests(self) -> dict[str, str]:
-        return {name: stage["digest"] for name, stage in self.record()["stages"].items()}  # type: ignore[attr-defined]
-
-    def events(self) -> list[str]:
-        file = self.workspace / "events.txt"
-        return file.read_text().splitlines() if file.exists() else []
-
-    def has_checkpoint(self, step: str) -> bool:
-        keys = [stage["stage_key"] for name, stage in self.record()["stages"].items() if name == step]  # type: ignore[attr-defined]
-        return any(
-            (self.workspace / "store" / "scratch" / str(key) / "committed.json").exists() for key in keys
-        )
 
 
 def interrupted_and_restored(
@@ -127,31 +59,6 @@ def check_goes_on(place: Place, expected: dict[str, str]) -> None:
     assert started["reward"] == 2, "what was under way goes on"
     printed = place.vantage("audit", run_id)
     assert "wrong" not in printed, printed
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A run that was never interrupted, without servers."""
-    made = Place(tmp_path_factory.mktemp("whole"), {}, None)
-    made.vantage("run", str(made.recipe))
-    return made
-
-
-@pytest.fixture(scope="module")
-def expected(whole: Place) -> dict[str, str]:
-    """Stage → digest of that run."""
-    return whole.digests()
-
-
-def rows_of(place: Place) -> list[tuple[str, str, int, float]]:
-    """Stage, metric, step and value of every row of MLflow that does not measure time or the machine."""
-    with closing(sqlite3.connect(place.workspace / "mlflow.db")) as database:
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        found = database.execute(
-            "SELECT name, key, step, value FROM metrics JOIN runs USING (run_uuid) "
-            "WHERE key NOT LIKE 'system/%' AND key NOT LIKE '%seconds%' ORDER BY 1, 2, 3, 4"
-        ).fetchall()
-    return [(re.sub("-[0-9a-f]{6}$", "", name), key, step, value) for name, key, step, value in found]
 
 
 def test_a_workspace_with_its_own_databases_of_which_mlflows_is_much_older(

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import json
 import os
 import signal
 import socket
@@ -55,6 +56,34 @@ def healthy(service: str, port: int) -> bool:
     assert program == "python"
     arguments = [each.replace(":4200/", f":{port}/").replace(":5000/", f":{port}/") for each in arguments]
     return subprocess.run([sys.executable, *arguments], capture_output=True, timeout=60).returncode == 0
+
+
+def job_of_the_pool() -> list[str]:
+    """The command with which Kubernetes and Compose make the work pool."""
+    [job] = [each for each in all_documents() if each["kind"] == "Job"]
+    command: list[str] = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command == compose()["services"]["work_pool"]["command"]
+    return command
+
+
+def test_the_work_pool_is_made_once_and_what_a_person_set_stays(servers: Servers) -> None:
+    variables, _ = servers.up()
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, **variables, "PATH": programs}
+
+    def prefect(*command: str) -> str:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    prefect(*job_of_the_pool())
+    prefect("prefect", "work-pool", "set-concurrency-limit", "gpu", "3")
+    prefect("prefect", "work-pool", "pause", "gpu")
+    before = prefect("prefect", "work-pool", "inspect", "gpu", "--output", "json")
+    prefect(*job_of_the_pool())
+    assert prefect("prefect", "work-pool", "inspect", "gpu", "--output", "json") == before
+    pool = json.loads(before)
+    assert (pool["type"], pool["is_paused"], pool["concurrency_limit"]) == ("process", True, 3)
 
 
 def test_probes_pass_without_a_login_and_a_database_that_is_away_restarts_no_server(servers: Servers) -> None:

@@ -153,12 +153,25 @@ def test_compose_logins_come_from_a_file_of_the_user_and_ports_are_this_machines
     required = set()
     for service in compose()["services"].values():
         for name, value in service["environment"].items():
-            if SECRET.search(name):
+            if value is None:  # handed on if the user's file has it, else not set
+                assert name.startswith(("AWS_", "AZURE_", "GOOGLE_")), name
+            elif SECRET.search(name):
                 required |= {*re.findall(r"\$\{(\w+):\?", value)}
-                assert re.fullmatch(r"(vantage:)?\$\{\w+(:\?[^}]+|:-)\}", value), (name, value)
+                assert re.fullmatch(r"(vantage:)?\$\{\w+:\?[^}]+\}", value), (name, value)
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     [names] = re.findall(r"for name in ([A-Z_ ]+); do", (DEPLOY / "README.md").read_text())
     assert required == {*names.split()}
+
+
+def test_no_container_gets_an_empty_variable() -> None:  # an empty endpoint or region of a storage is one
+    for service in compose()["services"].values():
+        assert not [
+            each
+            for each in service["environment"].values()
+            if each is not None and (not each or ":-" in each)
+        ]
+    for container in containers():
+        assert all(each.get("value", "x") for each in container["env"])
 
 
 def test_containers_and_make_servers_have_the_same_databases(tmp_path: Path) -> None:

@@ -106,6 +106,19 @@ def test_a_second_call_changes_nothing(servers: Servers) -> None:
     assert "PostgreSQL runs already" in messages
 
 
+def test_a_call_from_another_shell_changes_nothing(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, _ = servers.up()
+    before = servers.processes()
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for name in ("LANG", "TMPDIR", "TZ"):
+        monkeypatch.setenv(
+            name, str(tmp_path) if name == "TMPDIR" else "C.UTF-8" if name == "LANG" else "UTC"
+        )
+    assert (servers.up()[0], servers.processes()) == (first, before)
+
+
 def test_a_run_of_a_recipe_is_recorded_by_both(servers: Servers, tmp_path: Path) -> None:
     variables, _ = servers.up()
     recipe = tmp_path / "fake.yaml"

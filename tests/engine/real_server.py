@@ -15,12 +15,14 @@ import httpx
 import pytest
 import torch
 
-from tests.engine.real_vllm import PROMPTS, model, moved, worst_gap
+from tests.engine.real_vllm import PROMPTS, model, moved, moved_adapters, worst_gap
 from tests.tasks.conftest import Pipeline
 from vantage.ledger.journal import read
+from vantage.models.adapters import Adaptation, add_adapters
 from vantage.models.folders import load_policy, load_tokenizer
 from vantage.models.policy import PolicyModel
 from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.lora import Lora
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
@@ -28,6 +30,7 @@ from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.own_servers import close_own_servers
 from vantage.tasks.rollout.remote_engine import RemoteEngine
+from vantage.tasks.rollout.server_process import LocalProcess
 from vantage.tasks.rollout.vllm_server import ServerRefused, VllmServer
 from vantage.tasks.rollout.vllm_worker import VantageWorker
 from vantage.tasks.stages import run_stage
@@ -38,7 +41,7 @@ KEY = "a-key-of-this-test"
 
 
 @contextmanager
-def serving(folder: Path, *, precision: str = "float32") -> Iterator[str]:
+def serving(folder: Path, *, precision: str = "float32", more: tuple[str, ...] = ()) -> Iterator[str]:
     """Run a server for the model in ``folder`` inside the block, and yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -46,6 +49,7 @@ def serving(folder: Path, *, precision: str = "float32") -> Iterator[str]:
     environment = {
         **os.environ,
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_HOST_IP": "127.0.0.1",
@@ -71,6 +75,7 @@ def serving(folder: Path, *, precision: str = "float32") -> Iterator[str]:
         "--enable-scale-out",
         "--enforce-eager",
         *(part for pair in settings.items() for part in pair),
+        *more,
     ]
     with open(folder / "server.log", "wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -100,11 +105,13 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_at(
-    folder: Path, url: str, scratch: Path, **generation: Any
+    folder: Path, url: str, scratch: Path, *, lora: Lora | None = None, **generation: Any
 ) -> tuple[PolicyModel, Codec, RemoteEngine]:
     """A policy, its codec, and the server for it."""
     settings = Generation(max_prompt_tokens=32, max_response_tokens=24, **generation)
     policy, codec = PolicyModel(load_policy(folder)), Codec(load_tokenizer(folder), settings, None, scratch)
+    if lora is not None:
+        add_adapters(policy.causal_lm, Adaptation(lora, seed=5))
     rollout = Sampling(engine="vllm", url=(url,), api_key_variable="ENGINE_KEY")
     engine = load_engine(policy, codec, limits=PassLimits(), rollout=rollout)
     assert isinstance(engine, RemoteEngine)
@@ -132,6 +139,7 @@ def test_every_update_reaches_a_real_server(name: str, tmp_path: Path) -> None:
             engine.take_weights(policy.causal_lm.named_parameters())
             print(f"update in {time.monotonic() - began:.2f} s, gap {engine._gap:.2g}")
             assert engine._gap < 2e-5
+            assert "model.embed_tokens.weight" in engine._checksums._known[f" at {url}"]
 
         loop = load_engine(policy, codec, limits=PassLimits())
         ours, theirs = (each.generate(PROMPTS, count=1, seed=1, greedy=True) for each in (loop, engine))
@@ -152,16 +160,45 @@ def test_every_update_reaches_a_real_server(name: str, tmp_path: Path) -> None:
         version = server.version()
         server.take_weights(tmp_path / "other", version=version)
         with pytest.raises(WeightsDiffer, match="nothing was sampled"):
-            engine.generate(PROMPTS, count=1, seed=1)
+            other_engine.generate(PROMPTS, count=1, seed=1)  # whose version the server has
         assert torch.isfinite(server.logprobs([[1, 20, 21, 22]])).all() and other is not policy
 
 
 @pytest.mark.timeout(900)
-def test_a_stage_starts_a_real_server_of_its_own(tmp_path: Path) -> None:
+def test_every_update_of_adapters_reaches_a_real_server(tmp_path: Path) -> None:
+    """The base is given once; each adapter has a name of its own, the old one is removed, and the server's base answers otherwise."""
+    folder, lora = model(tmp_path / "model", "tied"), Lora(rank=4, alpha=8.0, targets=("q_proj", "up_proj"))
+    room = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "up_proj", "k_proj")
+    with serving(folder, more=room) as url:
+        policy, _, engine = engine_at(folder, url, tmp_path, lora=lora, temperature=0.7)
+        prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+        server, names = VllmServer(url, key=KEY, seconds=60), []
+        for update in (0.1, 0.05, 1e-4):
+            found = engine.generate(PROMPTS, count=4, seed=3)
+            assert worst_gap(policy, 0.7, prompts, found) < 1e-4
+            names.append([each["id"] for each in server._call("GET", "/v1/models")["data"]][1:])
+            moved_adapters(policy, update)
+            began = time.monotonic()
+            engine.take_weights(policy.causal_lm.named_parameters())
+            print(f"adapter and proof in {time.monotonic() - began:.2f} s, gap {engine._gap:.2g}")
+            assert engine._gap < 2e-5
+        assert [len(each) for each in names] == [1, 1, 1] and len({each for (each,) in names}) == 3
+        of_base = engine_at(folder, url, tmp_path)[2]._sampled.logprobs()
+        held = server.logprobs(engine._sampled.fixed_rows)
+        assert (held - of_base).abs().mean() < 2e-5, (
+            "without the adapter's name the base answers, as it was given"
+        )
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("with_adapters", [False, True])
+def test_a_stage_starts_a_real_server_of_its_own(with_adapters: bool, tmp_path: Path) -> None:
     """Without a tokenizer and with weights that come from the policy alone; killed, it is started again."""
     folder = model(tmp_path / "model", "tied")
     settings = Generation(max_prompt_tokens=32, max_response_tokens=24)
     policy, codec = PolicyModel(load_policy(folder)), Codec(load_tokenizer(folder), settings, None, tmp_path)
+    if with_adapters:
+        add_adapters(policy.causal_lm, Adaptation(Lora(rank=4, alpha=8.0), seed=5))
     rollout = Sampling(engine="vllm", servers=1)
     engine = load_engine(policy, codec, limits=PassLimits(), rollout=rollout)
     assert isinstance(engine, RemoteEngine) and engine._own is not None
@@ -169,12 +206,12 @@ def test_a_stage_starts_a_real_server_of_its_own(tmp_path: Path) -> None:
     try:
         found = engine.generate(PROMPTS, count=4, seed=3)
         assert worst_gap(policy, 1.0, prompts, found) < 1e-4
-        moved(policy, 0.02)
+        (moved_adapters if with_adapters else moved)(policy, 0.02)
         engine.take_weights(policy.causal_lm.named_parameters())
         [server] = engine._own._servers
-        assert server._process is not None
-        os.killpg(server._process.pid, signal.SIGKILL)
-        server._process.wait()
+        assert isinstance(server._process, LocalProcess) and server._process._process is not None
+        os.killpg(server._process._process.pid, signal.SIGKILL)
+        server._process._process.wait()
         found = engine.generate(PROMPTS, count=4, seed=3)
         assert worst_gap(policy, 1.0, prompts, found) < 1e-4
     finally:

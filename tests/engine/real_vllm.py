@@ -3,6 +3,8 @@
 Models have random weights and heads of 32 numbers, the smallest that vLLM computes on a CPU.
 """
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from tests.support.on_ranks import on_ranks
 from tests.tasks.conftest import Pipeline
+from vantage.ledger.journal import read
+from vantage.models.adapters import Adaptation, add_adapters
 from vantage.models.builtin import write_tokenizer
 from vantage.models.folders import load_policy, load_tokenizer
 from vantage.models.policy import PolicyModel
 from vantage.schemas.recipe.inputs import Generation
+from vantage.schemas.recipe.lora import Lora
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
@@ -23,7 +29,9 @@ from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.running_vllm import RunningVllm
 from vantage.tasks.rollout.vllm_engine import VllmEngine
 from vantage.tasks.stages import run_stage
+from vantage.tasks.training import ranks
 from vantage.tasks.training.optimization import Precision
+from vantage.tasks.training.scratch import JOURNAL
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 128,
@@ -57,11 +65,13 @@ def model(folder: Path, name: str, *, seed: int = 1) -> Path:
 
 
 def engine_at(
-    folder: Path, *, precision: Precision = "float32", **generation: Any
+    folder: Path, *, precision: Precision = "float32", lora: Lora | None = None, **generation: Any
 ) -> tuple[PolicyModel, Codec, VllmEngine]:
     """A policy, its codec, and vLLM for it."""
     settings = Generation(max_prompt_tokens=32, max_response_tokens=24, **generation)
     policy, codec = PolicyModel(load_policy(folder)), Codec(load_tokenizer(folder), settings, None)
+    if lora is not None:
+        add_adapters(policy.causal_lm, Adaptation(lora, seed=5))
     engine = load_engine(
         policy, codec, limits=PassLimits(), precision=precision, rollout=Sampling(engine="vllm")
     )
@@ -75,6 +85,15 @@ def moved(policy: PolicyModel, by: float, *, seed: int = 3) -> None:
     with torch.no_grad():
         for weight in policy.causal_lm.parameters():
             weight.add_(torch.randn(weight.shape, generator=drawn), alpha=by)
+
+
+def moved_adapters(policy: PolicyModel, by: float, *, seed: int = 3) -> None:
+    """Change every matrix B by about so much."""
+    drawn = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in policy.causal_lm.named_parameters():
+            if ".lora_B." in name:
+                weight.add_(torch.randn(weight.shape, generator=drawn), alpha=by)
 
 
 def worst_gap(policy: PolicyModel, temperature: float, prompts: list[list[int]], found: Any) -> float:
@@ -106,6 +125,40 @@ def test_every_update_reaches_the_real_engine(name: str, tmp_path: Path) -> None
         moved(policy, update)
         engine.take_weights(policy.causal_lm.named_parameters())
         assert engine._proof is not None and engine._proof.gap < 2e-5
+    engine.close()
+
+
+def on_a_rank(folder: Path) -> dict[str, Any]:
+    """Sample before and after an update, then from another policy, for which the first vLLM ends."""
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
+    worst = []
+    for name in ("tied", "untied"):
+        policy, _, engine = engine_at(folder / name, temperature=0.7)
+        for update in (0.05, 0.0):
+            found = engine.generate(PROMPTS, count=3, seed=3)
+            prompts = [prompt for prompt in PROMPTS for _ in range(3)]
+            worst.append(worst_gap(policy, 0.7, prompts, found))
+            moved(policy, update)
+            engine.take_weights(policy.causal_lm.named_parameters())
+    engine.close()
+    distinct = len({*map(tuple, found.responses)})
+    return {"worst": max(worst), "distinct": distinct, "ranks": ranks.total(torch.tensor(1)).item()}
+
+
+def test_each_of_two_ranks_has_a_vllm(tmp_path: Path) -> None:
+    """Nine responses are sampled by two ranks, in a process group that outlives the first vLLM."""
+    for name in ("tied", "untied"):
+        model(tmp_path / name, name)
+    for each in on_ranks(on_a_rank, tmp_path):
+        assert each["worst"] < 1e-4 and each["distinct"] == 9 and each["ranks"] == 2
+
+
+def test_prompts_of_more_tokens_than_a_step_reads_are_sampled_from(tmp_path: Path) -> None:
+    """A step reads 4,096 tokens of prompts, and vLLM on a CPU cannot read one in two parts where responses have seeds."""
+    _, _, engine = engine_at(model(tmp_path / "model", "tied"))
+    prompts = [[1, *range(40 + row % 8, 68 + row % 8), 3 + row % 30] for row in range(150)]
+    assert sum(map(len, prompts)) > 4096
+    assert len(engine.generate(prompts, count=1, seed=3).responses) == 150
     engine.close()
 
 
@@ -153,7 +206,7 @@ def test_skipped_updates_and_weights_pushed_by_hand_are_found(
     policy, _, engine = engine_at(model(tmp_path / "model", "untied"))
     engine.generate(PROMPTS, count=1, seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr(RunningVllm, "push", lambda self, weights: None)
+        patch.setattr(RunningVllm, "push", lambda self, weights, hashed: None)
         moved(policy, 2e-7)
         with pytest.raises(WeightsDiffer, match="before the last update"):
             engine.take_weights(policy.causal_lm.named_parameters())
@@ -192,6 +245,107 @@ def test_bfloat16_holds_within_its_bound(tmp_path: Path) -> None:
     assert engine._proof is not None
     print("bfloat16 gap", engine._proof.gap)
     engine.close()
+
+
+def test_a_small_update_that_bfloat16_hides_is_found_by_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parameters of vLLM agree, joined ones and biases too; an update that does not arrive is below the bound of log-probabilities."""
+    policy, _, engine = engine_at(model(tmp_path / "model", "qwen"), precision="bfloat16")
+    engine.generate(PROMPTS, count=1, seed=1)
+    assert engine._vllm is not None
+    held = engine._vllm.checksums()
+    assert held is not None and engine._checksums._known[""] == held.keys()
+    assert "model.layers.1.self_attn.qkv_proj.bias" in held
+
+    def hash_alone(self: RunningVllm, weights: Any, hashed: Any) -> None:
+        for name, weight in weights.items():
+            hashed.add(name, weight)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningVllm, "push", hash_alone)
+        moved(policy, 1e-4)
+        with pytest.raises(WeightsDiffer, match=r"the sha256 of \d+ of the 17 that agreed before differ"):
+            engine.take_weights(policy.causal_lm.named_parameters())
+    engine.take_weights(policy.causal_lm.named_parameters())
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "name, lora",
+    [
+        ("tied", Lora(rank=4, alpha=8.0)),
+        ("untied", Lora(rank=9, alpha=3.0, targets=("q_proj", "v_proj"))),
+        ("qwen", Lora(rank=1, alpha=2.0, targets=("up_proj", "down_proj", "o_proj"))),
+    ],
+)
+def test_every_update_of_adapters_reaches_the_real_engine(name: str, lora: Lora, tmp_path: Path) -> None:
+    """Layers that vLLM fuses, all of a fused layer or a part of it; three updates, the last one small; the base is given once."""
+    policy, _, engine = engine_at(model(tmp_path / "model", name), lora=lora, temperature=0.7)
+    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+    for number, update in enumerate((0.1, 0.05, 1e-4), start=1):
+        found = engine.generate(PROMPTS, count=4, seed=3)
+        assert worst_gap(policy, 0.7, prompts, found) < 1e-4
+        moved_adapters(policy, update, seed=number)
+        began, vllm = time.monotonic(), engine._vllm
+        engine.take_weights(policy.causal_lm.named_parameters())
+        assert engine._vllm is vllm is not None and engine._proof is not None and engine._proof.gap < 2e-5
+        assert vllm._llm.llm_engine.list_loras() == {number + 1}
+        print(f"adapter and proof in {time.monotonic() - began:.2f} s, gap {engine._proof.gap:.2g}")
+    engine.close()
+
+
+def test_adapters_that_do_not_arrive_or_are_old_or_scaled_otherwise_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, _, engine = engine_at(model(tmp_path / "model", "tied"), lora=Lora(rank=4, alpha=8.0))
+    moved_adapters(policy, 5e-6)
+    engine.generate(PROMPTS, count=1, seed=1)
+    vllm = engine._vllm
+    assert vllm is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningVllm, "push_adapter", lambda self, folder: None)
+        moved_adapters(policy, 4e-6, seed=4)
+        with pytest.raises(WeightsDiffer, match="before the last update"):
+            engine.take_weights(policy.causal_lm.named_parameters())
+        patch.setattr(vllm, "_adapter", None)
+        with pytest.raises(WeightsDiffer, match=r"effect there is -?0\.0\d times"):
+            engine.generate(PROMPTS, count=1, seed=1)
+    layers: list[Any] = [each for each in policy.causal_lm.modules() if hasattr(each, "lora_A")]
+    for layer in layers:
+        layer.scaling["default"] = 8.0 / 4**0.5  # rsLoRA's, which the adapter's file does not name
+    engine._sampled._before = engine._sampled._now = None  # as after a resume
+    with pytest.raises(WeightsDiffer, match=r"effect there is 0\.(49|50|51) times"):
+        engine.take_weights(policy.causal_lm.named_parameters())
+    for layer in layers:
+        layer.scaling["default"] = 2.0
+    engine.take_weights(policy.causal_lm.named_parameters())
+    engine.generate(PROMPTS, count=1, seed=1)
+    engine.close()
+
+
+def test_adapters_in_bfloat16_hold_within_its_bound(tmp_path: Path) -> None:
+    folder, lora = model(tmp_path / "model", "tied"), Lora(rank=4, alpha=8.0)
+    policy, _, engine = engine_at(folder, precision="bfloat16", lora=lora)
+    for update in (0.05, 0.1, 0.02):
+        engine.generate(PROMPTS, count=1, seed=1)
+        moved_adapters(policy, update)
+        engine.take_weights(policy.causal_lm.named_parameters())
+        assert engine._proof is not None
+        print("bfloat16 gap with adapters", engine._proof.gap)
+    engine.close()
+
+
+def test_a_whole_stage_samples_from_adapters_with_the_real_engine(tmp_path: Path) -> None:
+    """The trainer compares its log-probabilities with the sampler's in each iteration."""
+    pipeline = Pipeline(tmp_path / "pipeline", width=128, lora=Lora(rank=4, alpha=8.0))
+    job = pipeline.job("policy")
+    before: Any = job.work
+    rollout = before.rollout.model_copy(update={"engine": "vllm"})
+    assert run_stage(job.model_copy(update={"work": before.model_copy(update={"rollout": rollout})})).metrics
+    curves = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+    assert len({each["sampled_weights"] for each in curves}) == len(curves) == before.iterations
+    assert max(each["sampler_gap"] for each in curves) < 1e-4
 
 
 @pytest.mark.parametrize(

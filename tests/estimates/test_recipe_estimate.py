@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -528,3 +529,33 @@ def test_a_policy_on_selected_prompts_is_counted_as_if_all_were_kept() -> None:
     assert "middling" not in {each.name for each in selected.stages}
     expected = replace(stage(whole, "critic_free").workload, basis=())
     assert replace(stage(selected, "critic_free").workload, basis=()) == expected
+
+
+def test_a_stage_that_vllm_samples_is_estimated_with_it_and_marked(tmp_path: Path) -> None:
+    recipe, with_vllm = tmp_path / "plain.yaml", tmp_path / "vllm.yaml"
+    recipe.write_text(EVERY_KIND)
+    both = EVERY_KIND.replace("iterations: 2, minibatch", "iterations: 2, rollout: {engine: vllm}, minibatch")
+    both = both.replace(
+        "iterations: 4, batch_size: 64, minibatch_size: 32}\n  critic_free",
+        "iterations: 4, batch_size: 64, minibatch_size: 32, rollout: {engine: vllm, servers: 2}, resources: {gpus: 8}}\n  critic_free",
+    )
+    with_vllm.write_text(both)
+    before, after = (run(str(each), "--gpu", "h100") for each in (recipe, with_vllm))
+    assert "*" not in before.stdout and "vllm" not in before.stdout
+    [row] = [line for line in after.stdout.splitlines() if line.split()[:1] == ["raft"]]
+    assert re.search(r"\d (s|min|h)\* ", row)
+    [row] = [line for line in after.stdout.splitlines() if line.split()[:1] == ["policy"]]
+    assert "6 ddp + 2 vllm" in row
+    words = " ".join(after.stdout.split())
+    assert "* with vLLM's sampling by a roofline that no GPU was measured for" in words
+    assert re.search(r"raft: [\d,]+ tokens/s in the stage's process, \d+ rows at once", words)
+    assert re.search(
+        r"policy: [\d,]+ tokens/s on 2 servers, \d+ rows at once each, .* until new weights", words
+    )
+    found = json.loads(run(str(with_vllm), "--gpu", "h100", "--json").stdout)
+    stages = {each["stage"]: each for each in found["stages"]}
+    assert {name for name, each in stages.items() if each["vllm"] is not None} == {"policy", "raft"}
+    policy = stages["policy"]
+    assert (policy["layout"]["gpus"], policy["vllm"]["engines"]) == (6, 2)
+    assert policy["gpu_hours"] == pytest.approx(8 * policy["seconds"] / 3600), "servers cost as much"
+    assert policy["vllm"]["sampling"] + policy["vllm"]["sending"] < policy["seconds"]

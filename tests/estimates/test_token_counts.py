@@ -3,8 +3,10 @@
 import gzip
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from vantage.estimates.token_counts import DataCount, Lengths, count_data, mixed
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.recipe.inputs import HeldOutRows, Mixture, Split
 from vantage.schemas.recipe.recipe import Recipe
+from vantage.tasks.data import arithmetic
 
 RECIPE = """\
 recipe: small
@@ -138,6 +141,22 @@ def count_of(train: int, held_out: int, prompt: int, response: int) -> DataCount
         responses_per_row=1.0,
         basis=f"{train} rows",
     )
+
+
+def test_built_in_rows_are_drawn_once_for_all_datasets_with_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw, drawn = arithmetic.demonstrations, []
+
+    def counting(**options: Any) -> Iterator[dict[str, Any]]:
+        drawn.append(options["count"])
+        return draw(**options)
+
+    monkeypatch.setattr(arithmetic, "demonstrations", counting)
+    first, again = (counted("builtin:arithmetic/demonstrations", ", rows: 37") for _ in range(2))
+    assert first == again
+    assert counted("builtin:arithmetic/demonstrations", ", rows: 38") != first
+    assert drawn == [37, 38]
 
 
 def test_a_mixture_has_the_rows_and_lengths_of_its_parts_in_their_shares() -> None:

@@ -65,6 +65,36 @@ def test_what_one_run_could_not_send_the_next_one_sends_before_its_own(
     assert reused.data.tags["vantage.reused_from"] == made["sft"].info.run_id
 
 
+def test_an_outbox_that_another_process_sends_is_waited_for_and_no_outage(
+    workspace: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that begins sends the outboxes of all others, also of those that still go on."""
+    monkeypatch.setattr("vantage.ledger.to_mlflow.delivery._LOCK_WAIT_SECONDS", 0.1)
+    folder = workspace / "runs" / "0001-tiny-aaaaaa" / "ledger"
+    sending = "import fcntl, sys; fcntl.flock(lock := open(sys.argv[1], 'a'), fcntl.LOCK_EX); print('sends', flush=True); input()"
+    with Ledger(None, workspace, "tiny") as ledger:
+        tell_run(ledger, "0001-tiny-aaaaaa")
+        assert ledger.flush()
+        other = subprocess.Popen(
+            [sys.executable, "-c", sending, str(folder / "sending.lock")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert other.stdout is not None
+        assert other.stdout.readline() == "sends\n"
+        tell_stage(ledger, "evaluation", attempt=2)
+        asked = threading.Timer(2.0, other.communicate, args=["\n"])
+        asked.start()
+        started = time.monotonic()
+        assert ledger.flush()
+        assert time.monotonic() - started > 1.5
+        asked.join()
+    assert "cannot be reached" not in caplog.text
+    sent = runs_of(client_of(workspace), "0001-tiny-aaaaaa")["evaluation"]
+    assert sent.data.tags["vantage.attempt"] == "2"
+
+
 def test_a_report_is_not_waited_for_where_mlflow_has_just_not_answered(
     workspace: Path,
 ) -> None:

@@ -37,6 +37,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C reads the lists in a tenth of the time."""
 SECONDS = 600
 """The most that one mutation's tests may take; a mutation that hangs them is noticed too."""
 KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
@@ -68,7 +70,7 @@ def load(folder: Path = LISTS) -> list[Mutation]:
     """
     found = []
     for path in sorted(folder.glob("*.yaml")):
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
         for file, changes in content["mutations"].items():
             for name, change in changes.items():
                 tests = [test for group in change["tests"].split() for test in content["tests"][group]]

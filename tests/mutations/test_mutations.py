@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,19 +20,20 @@ from tests.mutations.mutations import (
     shard,
 )
 
-ALL = load()
+all_mutations = cache(load)
+"""All mutations, read when the first test asks for them."""
 
 
 def test_there_are_enough_and_none_hides_another() -> None:
     """YAML keeps the last of two equal names, so the entries are counted as text too."""
     written = sum(path.read_text().count("\n      old: ") for path in LISTS.glob("*.yaml"))
-    assert len(ALL) == len({mutation.name for mutation in ALL}) == written >= 300
+    assert len(all_mutations()) == len({mutation.name for mutation in all_mutations()}) == written >= 300
 
 
 def test_each_still_applies() -> None:
     """Its text stands once in its file, and what it makes of it is other code; its tests are there."""
     misses = []
-    for mutation in ALL:
+    for mutation in all_mutations():
         try:
             mutated(mutation)
         except (ValueError, SyntaxError, OSError) as error:
@@ -47,7 +49,7 @@ def test_each_still_applies() -> None:
 
 
 def test_make_test_runs_a_test_of_nearly_every_mutation() -> None:
-    only_slow = [mutation.name for mutation in ALL if not names_fast_tests(mutation)]
+    only_slow = [mutation.name for mutation in all_mutations() if not names_fast_tests(mutation)]
     assert len(only_slow) <= 24, "\n".join(only_slow)
 
 
@@ -84,15 +86,17 @@ def test_the_tier_of_a_mutations_tests_is_read_from_their_marks(
 
 
 def test_shards_share_the_mutations_out() -> None:
-    parts = [shard(ALL, f"{number}/7") for number in range(1, 8)]
-    assert sorted(each.name for part in parts for each in part) == sorted(each.name for each in ALL)
+    parts = [shard(all_mutations(), f"{number}/7") for number in range(1, 8)]
+    assert sorted(each.name for part in parts for each in part) == sorted(
+        each.name for each in all_mutations()
+    )
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0"])
 def test_what_is_no_shard_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"--shard {text}: write i/n"):
-        shard(ALL, text)
+        shard(all_mutations(), text)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +110,9 @@ def test_one_that_does_not_apply_is_refused(old: str, new: str, reason: str, tmp
 
 
 def test_names_are_chosen_by_patterns() -> None:
-    assert selected(ALL, []) == ALL
-    assert {m.name.split("/")[0] for m in selected(ALL, ["algorithms/*"])} == {"algorithms"}
-    assert selected(ALL, ["no/such"]) == []
+    assert selected(all_mutations(), []) == all_mutations()
+    assert {m.name.split("/")[0] for m in selected(all_mutations(), ["algorithms/*"])} == {"algorithms"}
+    assert selected(all_mutations(), ["no/such"]) == []
 
 
 SMALL_LIST = """

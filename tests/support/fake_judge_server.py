@@ -36,6 +36,10 @@ class Faults:
     """Request → a body that replaces the right one; None: the right one."""
     refused: int | None = None
     """Status with which every request is refused."""
+    refuses: Callable[[str], int | None] = lambda text: None
+    """Body of a request → the status with which it is refused, however often it comes; None: it is answered."""
+    wishes: dict[int, str] = field(default_factory=dict)
+    """Request that is answered with 429 → its ``Retry-After``."""
     dies_at: int | None = None
     """The request at which the server ends."""
     unreadable: Callable[[str, int], str | None] = lambda text, time: None
@@ -177,6 +181,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         time.sleep(served.delay)
         is_chat = "messages" in body
+        if (status := faults.refuses(json.dumps(body, ensure_ascii=False))) is not None:
+            self._send(status, {"error": "this question is not allowed"})
+            return
+        if number in faults.wishes:
+            self._send(429, {"error": "slow down"}, {"Retry-After": faults.wishes[number]})
+            return
         good = served.judged(body) if is_chat else served.scored(body)
         if (raw := faults.raw(number)) is not None:
             self._send(200, raw)

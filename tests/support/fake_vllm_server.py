@@ -19,8 +19,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.fake_vllm import adapted, checksums_of, flip_last_bit, targets_of
 from vantage.models.sampling import sample
 
+PROGRAM = ("-m", "vantage.attempts.launchers.quick_imports", "tests.support.fake_vllm_server")
+"""Arguments with which Python starts this server in place of vLLM's."""
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
 
@@ -43,8 +46,18 @@ class Faults:
     """The request at which the server ends, as if it were killed."""
     keeps_old_weights: bool = False
     """Whether updates after the first change nothing but the version."""
+    loses_adapters: bool = False
+    """Whether adapters are taken and applied to nothing."""
+    keeps_old_adapter: bool = False
+    """Whether adapters after the first change nothing."""
+    scaling: float = 1.0
+    """Factor by which the scaling of adapters is wrong."""
+    forgetting: set[int] = field(default_factory=set)
+    """Requests before which the server has forgotten its adapters, as after a restart."""
     failing_updates: set[int] = field(default_factory=set)
     """Updates, from 1, that end with 500 after the weights have changed."""
+    flipped: set[int] = field(default_factory=set)
+    """Updates, from 1, after which the last bit of one number of the weights is another."""
     overtaken: set[int] = field(default_factory=set)
     """Requests after which another client gives the server other weights."""
     has_no_worker: bool = False
@@ -70,6 +83,10 @@ class Seen:
     """Versions of the weights that it was given."""
     dtypes: set[torch.dtype] = field(default_factory=set)
     """Types of the weights in the files that it read."""
+    sent: list[int] = field(default_factory=list)
+    """Bytes of each update: of whole weights, or of an adapter."""
+    adapters: list[str] = field(default_factory=list)
+    """Names of the adapters, in order."""
     read: list[list[int]] = field(default_factory=list)
     """Ids of the requests to ``/v1/completions`` that were answered as they should be."""
     num_asked: int = 0
@@ -92,12 +109,16 @@ class FakeServer:
         key: str | None = None,
         dtype: str = "float32",
         max_tokens: int = 512,
+        host: str = "127.0.0.1",
         port: int = 0,
+        lora: tuple[int, list[str] | None] | None = None,
     ) -> None:
+        """``lora``: largest rank of adapters, and the layers that may have one."""
+        self.lora = lora
         self.faults, self.seen = Faults(), Seen()
         self._folder, self._key = model, key
         self.dtype, self.max_tokens, self.logprobs_mode = dtype, max_tokens, "processed_logprobs"
-        self._port = port
+        self._host, self._port = host, port
         self.is_program = port > 0
         self._lock = threading.Lock()
         self._num_updates = 0
@@ -106,7 +127,7 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     def start(self) -> None:
         """Serve with other weights than any policy's."""
@@ -116,12 +137,16 @@ class FakeServer:
         if not self.is_program:
             self.tokenizer = AutoTokenizer.from_pretrained(self._folder)
         self.version, self.is_paused, self._was_loaded = "default", False, False
+        self.loaded: dict[str, Any] = {}
+        """Adapter's name → the model with it."""
+        self.last: Any = None
+        """The model with the adapter that was taken last."""
         served = self
 
         class Handler(_Handler):
             server_of = served
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._http = ThreadingHTTPServer((self._host, self._port), Handler)
         self._http.daemon_threads, self._http.block_on_close = True, False
         self._port = self._http.server_address[1]
         self._open: set[Any] = set()
@@ -145,6 +170,7 @@ class FakeServer:
         for file in sorted(Path(folder).glob("*.safetensors")):
             weights |= load_file(file)
         assert weights
+        self.seen.sent.append(sum(weight.nbytes for weight in weights.values()))
         self.seen.folders.add(folder)
         self.seen.dtypes |= {weight.dtype for weight in weights.values()}
         own = dict(self.model.named_parameters())
@@ -153,8 +179,31 @@ class FakeServer:
             for name, weight in weights.items():
                 own[name].copy_(weight)
         self._was_loaded = True
+        if self._num_updates in self.faults.flipped:
+            flip_last_bit(self.model)
         if self._num_updates in self.faults.failing_updates:
             raise RuntimeError(f"update {self._num_updates} is broken")
+
+    def take_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter under a name; the server has room for one."""
+        assert self.lora is not None and self.is_paused and not self.loaded
+        rank, targets = self.lora
+        assert json.loads((folder / "adapter_config.json").read_text())["r"] <= rank
+        assert targets is None or targets_of(folder) <= {*targets}
+        self.seen.sent.append((folder / "adapter_model.safetensors").stat().st_size)
+        self.seen.adapters.append(name)
+        self.seen.folders.add(str(folder))
+        if self.faults.keeps_old_adapter and len(self.seen.adapters) > 1:
+            self.loaded[name] = self.last
+        elif self.faults.loses_adapters:
+            self.loaded[name] = self.model
+        else:
+            self.loaded[name] = adapted(self.model, folder, factor=self.faults.scaling)
+        self.last = self.loaded[name]
+
+    def model_of(self, body: dict[str, Any]) -> Any:
+        """The model that a request names; None: there is none of this name."""
+        return self.model if "model" not in body else self.loaded.get(body["model"])
 
     def drawn(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return the number of the request, and its choice."""
@@ -167,7 +216,7 @@ class FakeServer:
             self.seen.prompts.append(body["token_ids"])
             self.seen.bodies.append(body)
             found = sample(
-                self.model,
+                self.model_of(body),
                 [body["token_ids"]],
                 max_new_tokens=sampling["max_tokens"],
                 temperature=sampling["temperature"] or 1.0,
@@ -186,10 +235,10 @@ class FakeServer:
         return number, choice(ids, logprobs, reason, version)
 
     @torch.no_grad()
-    def read(self, ids: list[int]) -> list[Any]:
+    def read(self, ids: list[int], model: Any = None) -> list[Any]:
         """Log-probabilities of the prompt's own ids."""
         with self._lock:
-            logprobs = self.model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+            logprobs = (model or self.model)(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
         own = [
             {str(token): {"logprob": logprobs[at, token].item(), "rank": 1, "decoded_token": None}}
             for at, token in enumerate(ids[1:])
@@ -272,7 +321,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {})
         elif path == "/v1/models":
             name = str(served._folder)
-            self._answer(200, {"data": [{"id": "served", "root": name, "max_model_len": served.max_tokens}]})
+            models = [{"id": "served", "root": name, "max_model_len": served.max_tokens}]
+            models += [{"id": each, "parent": "served"} for each in served.loaded]
+            self._answer(200, {"data": models})
+        elif path == "/v1/unload_lora_adapter" and served.lora:
+            del served.loaded[body["lora_name"]]
+            self._answer(200, "Success", is_text=True)
+        elif path == "/v1/load_lora_adapter" and served.lora:
+            served.take_adapter(body["lora_name"], Path(body["lora_path"]))
+            self._answer(200, "Success", is_text=True)
         elif path == "/health":
             self._answer(200, None)
         elif path == "/weight_info":
@@ -291,6 +348,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/reset_prefix_cache":
             assert served.is_paused
             self._answer(200, {"success": True})
+        elif path == "/weight_checker":
+            assert body == {"action": "checksum"}
+            with served._lock:
+                self._answer(200, {"checksums": checksums_of(served.model)})
         elif path == "/collective_rpc":
             self._answer(200, {"results": [self._rpc(body["method"], body["kwargs"])]})
         elif path in ("/tokenize", COMPLETIONS) and (fault := served.next_fault()):
@@ -314,6 +375,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "dtype": served.dtype,
                 "logprobs_mode": served.logprobs_mode,
                 "max_model_len": served.max_tokens,
+                "max_lora_rank": served.lora and served.lora[0],
+                "lora_target_modules": served.lora and served.lora[1],
             }
         assert method == "vantage_take_weights" and served.is_paused
         with served._lock:
@@ -346,12 +409,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _generate(self, body: dict[str, Any]) -> None:
         served = self.server_of
+        if len(served.seen.seeds) in served.faults.forgetting:
+            served.faults.forgetting.discard(len(served.seen.seeds))
+            served.loaded.clear()
+            served.version = "default"
+        if served.model_of(body) is None:
+            message = f"The model `{body['model']}` does not exist."
+            return self._answer(404, {"error": {"message": message, "type": "NotFoundError"}})
         if "prompt_logprobs" in body["sampling_params"]:
             vocab_size = served.config.vocab_size
             if max(body["token_ids"]) >= vocab_size:
                 return self._answer(400, {"error": {"message": "out of vocabulary"}})
             drawn = choice([0], [0.0], "length", served.version)
-            return self._answer(200, {"choices": [drawn], "prompt_logprobs": served.read(body["token_ids"])})
+            read = served.read(body["token_ids"], served.model_of(body))
+            return self._answer(200, {"choices": [drawn], "prompt_logprobs": read})
         number, drawn = served.drawn(body)
         faults = served.faults
         if number == faults.stops_at and served.is_program:
@@ -393,8 +464,8 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.server_of.seen.disconnected += 1
 
-    def _answer(self, status: int, content: Any) -> None:
-        data = b"" if content is None else json.dumps(content).encode()
+    def _answer(self, status: int, content: Any, *, is_text: bool = False) -> None:
+        data = b"" if content is None else (content if is_text else json.dumps(content)).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -418,12 +489,20 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     for name in ("model", "host", "port", "load-format", "dtype", "max-model-len", "logprobs-mode"):
         arguments.add_argument(f"--{name}", required=True)
-    for name in ("generation-config", "worker-extension-cls", "max-num-seqs"):
+    for name in ("generation-config", "worker-extension-cls", "max-num-seqs", "max-lora-rank"):
         arguments.add_argument(f"--{name}")
-    for name in ("enable-scale-out", "skip-tokenizer-init", "enforce-eager"):
+    for name in (
+        "enable-scale-out",
+        "skip-tokenizer-init",
+        "enforce-eager",
+        "enable-lora",
+        "no-enable-chunked-prefill",
+    ):
         arguments.add_argument(f"--{name}", action="store_true")
+    arguments.add_argument("--lora-target-modules", nargs="+")
     given = arguments.parse_args()
     assert given.load_format == "dummy" and given.skip_tokenizer_init and given.enable_scale_out
+    assert os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert os.environ["VLLM_SERVER_DEV_MODE"] == "1" and "RANK" not in os.environ
     torch.set_num_threads(1)
     server = FakeServer(
@@ -431,7 +510,9 @@ def main() -> None:
         key=os.environ["VLLM_API_KEY"],
         dtype=given.dtype,
         max_tokens=int(given.max_model_len),
+        host=given.host,
         port=int(given.port),
+        lora=(int(given.max_lora_rank), given.lora_target_modules) if given.enable_lora else None,
     )
     server.logprobs_mode = given.logprobs_mode
     server.faults.has_no_tokenizer = True

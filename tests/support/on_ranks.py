@@ -1,6 +1,6 @@
 """Run one function of a test module on several gloo ranks of this machine:
 
-    python -m tests.support.on_ranks MODULE FUNCTION FOLDER WORLD_SIZE STRATEGY
+    prepared_process.run("tests.support.on_ranks", MODULE, FUNCTION, FOLDER, WORLD_SIZE, STRATEGY)
 
 forks WORLD_SIZE processes. Each calls FUNCTION(FOLDER), and saves the dictionary of tensors and numbers that it returns.
 """
@@ -8,16 +8,16 @@ forks WORLD_SIZE processes. Each calls FUNCTION(FOLDER), and saves the dictionar
 import importlib
 import multiprocessing
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support import prepared_process
 from vantage.tasks.training import ranks
 
 SECONDS = 60.0
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 MESSAGES = {
     "allreduce_": "reduced",
     "_allgather_base_": "gathered",
+    "all_gather_into_tensor": "gathered",
     "_reduce_scatter_base_": "scattered",
 }
 """Operators that send tensors between ranks, and what their bytes are counted as."""
@@ -42,11 +43,13 @@ class Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = MESSAGES.get(func.overloadpacket.__name__)
+        returned = func(*args, **(kwargs or {}))
         if kind is not None:
-            results = args[0] if isinstance(args[0], list) else [args[0]]
+            written = returned if func.namespace == "_c10d_functional" else args[0]
+            results = written if isinstance(written, list) else [written]
             self.messages[kind] += 1
             self.bytes[kind] += sum(each.numel() * each.element_size() for each in results)
-        return func(*args, **(kwargs or {}))
+        return returned
 
 
 def on_ranks(
@@ -54,10 +57,9 @@ def on_ranks(
 ) -> list[dict[str, Any]]:
     """Return what the function, one of a module's top level, returned on each rank."""
     module, name = f"tests.{_module_of(function)}", function.__name__
-    script = ["-m", "tests.support.on_ranks", module, name, str(folder), str(world_size), strategy]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(
-        [sys.executable, *script], env=environment, timeout=600, capture_output=True, text=True, cwd=ROOT
+    arguments = (module, name, str(folder), str(world_size), strategy)
+    ended = prepared_process.run(
+        "tests.support.on_ranks", *arguments, environment={"GLOO_SOCKET_IFNAME": "lo"}
     )
     assert ended.returncode == 0, ended.stderr
     return [torch.load(_result(folder, name, rank), weights_only=True) for rank in range(world_size)]
@@ -73,7 +75,7 @@ def _result(folder: Path, name: str, rank: int) -> Path:
 
 
 def _work(
-    rank: int, function: Callable[[Path], dict[str, Any]], folder: Path, world_size: int, strategy: str
+    rank: int, world_size: int, function: Callable[[Path], dict[str, Any]], folder: Path, strategy: str
 ) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
     torch.set_num_threads(1)
@@ -87,15 +89,17 @@ def main() -> None:
     """Begin the ranks, and end as the worst of them."""
     module, name, folder, world_size, strategy = sys.argv[1:]
     function = getattr(importlib.import_module(module), name)
+    fork_ranks(int(world_size), _work, function, Path(folder), strategy)
+
+
+def fork_ranks(world_size: int, work: Callable[..., None], *arguments: Any) -> NoReturn:
+    """Call ``work(rank, world_size, *arguments)`` in a process for each rank, and end as the worst of them."""
     context = multiprocessing.get_context("fork")
-    arguments = (function, Path(folder), int(world_size), strategy)
-    processes = [context.Process(target=_work, args=(rank, *arguments)) for rank in range(int(world_size))]
+    processes = [
+        context.Process(target=work, args=(rank, world_size, *arguments)) for rank in range(world_size)
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     sys.exit(max(abs(process.exitcode or 0) for process in processes))
-
-
-if __name__ == "__main__":
-    main()

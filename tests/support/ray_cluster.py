@@ -24,7 +24,7 @@ By default Ray takes a node for lost only after half a minute. A node that was k
 
 
 def main() -> None:
-    """Commands: ``add`` a node of one CPU, ``lose`` the newest, as if its power was cut, ``count`` them, ``end``."""
+    """Commands: ``add`` a node of one CPU (``add 2``: of two), ``lose`` the newest, as if its power was cut, ``count`` them, ``end``."""
     # The head has no CPU for ranks: it cannot be lost. Its dashboard answers what Ray Train asks of its own actors. Without a port
     # it takes the next free one, since other tests may have clusters at the same time.
     cluster = Cluster(
@@ -39,9 +39,9 @@ def main() -> None:
     nodes = []
     print(json.dumps(cluster.address), flush=True)
     for line in sys.stdin:
-        command = line.strip()
+        command, _, cpus = line.strip().partition(" ")
         if command == "add":
-            nodes.append(cluster.add_node(num_cpus=1))
+            nodes.append(cluster.add_node(num_cpus=int(cpus or 1)))
         elif command == "lose":
             cluster.remove_node(nodes.pop(), allow_graceful=False)
         elif command != "count":

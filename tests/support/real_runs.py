@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import pytest
 from rich.console import Console
 
 from vantage.flows.execution import execute
@@ -26,6 +27,7 @@ from vantage.runs.run import acquire_run
 from vantage.runs.workspace import Workspace
 
 if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun, TaskRun
 
 Starter = Callable[..., subprocess.Popen[str]]
@@ -95,3 +97,22 @@ def configured_server(home: Path, port: int) -> Iterator[Any]:
         yield process
     finally:
         end_process(process)
+
+
+@contextmanager
+def evaluating_automations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[SyncPrefectClient]":
+    """Start a Prefect server as ``make servers`` does, with the services that evaluate automations; yield a client."""
+    from prefect.client.orchestration import get_client
+
+    from vantage.flows.pools.deployments import create_pool
+    from vantage.flows.prefect_server import server as servers
+
+    monkeypatch.setattr(servers, "DISABLED_SERVICES", ("DB_VACUUM", "LATE_RUNS", "SCHEDULER"))
+    port = servers.free_port()
+    with (
+        configured_server(folder / "prefect", port),
+        prefect_at(f"http://127.0.0.1:{port}/api", PREFECT_HOME=str(folder / "home")),
+        get_client(sync_client=True) as client,
+    ):
+        create_pool(client, "orders")
+        yield client

@@ -231,6 +231,15 @@ def lora_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     return Pipeline(tmp_path_factory.mktemp("lora"), lora=Lora(rank=4, alpha=8.0))
 
 
+@pytest.fixture(scope="session")
+def few_prompts(pipeline: Pipeline) -> Path:
+    """Twelve prompts, of which eight train, for tests of how a stage samples."""
+    data = Data(source="builtin:arithmetic/prompts", rows=12, split=Split(validation=2, test=2))
+    folder = pipeline.root / "few-prompts"
+    run_stage(pipeline.job("prompts", folder=folder, data=data))
+    return folder / "output"
+
+
 @pytest.fixture
 def contents() -> Callable[[Path], dict[str, bytes]]:
     """Every file below a folder with its bytes."""

@@ -443,7 +443,8 @@ class PolicyStage:
             kept = torch.cat([s for s, keeps in zip(selected, learns, strict=True) if keeps])
             metrics["covariance_fraction"] = kept.double().mean().item()
         if a.covariance == "kl":
-            held = [ell.abs() * s for ell, s in zip(ells, selected, strict=True)]
+            # Nothing is a gradient where both policies are equal: neither here nor, but for rounding, in float32.
+            held = [ell.abs() * s * (ell.abs() > 1e-5) for ell, s in zip(ells, selected, strict=True)]
             loss = loss + a.covariance_kl_coef * self.mean_over(held, learns)
         metrics["policy_loss"] = loss.item()
         value_loss = self.value_loss(r, rows)

@@ -1,6 +1,6 @@
 """Stages on several ranks, as one process of a test starts them:
 
-    python -m vantage.attempts.launchers.quick_imports tests.tasks.stages_on_ranks WORLD_SIZE JOBS STRATEGY EPS MEMORY
+    prepared_process.run("tests.tasks.stages_on_ranks", WORLD_SIZE, JOBS, STRATEGY, EPS, MEMORY)
 
 forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other, with
 EPS for AdamW's. MEMORY is JSON: of each job, the bytes that each rank has, or [] where nobody counts them.
@@ -8,7 +8,6 @@ EPS for AdamW's. MEMORY is JSON: of each job, the bytes that each rank has, or [
 
 import contextlib
 import json
-import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from tests.support.on_ranks import fork_ranks
 from tests.tasks.live_memory import LiveMemory
 from vantage.models import sharding
 from vantage.schemas.records.job import StageJob, StageResult
@@ -89,24 +89,5 @@ def main() -> None:
     """Begin the ranks, and end as the worst of them."""
     world_size, file = int(sys.argv[1]), Path(sys.argv[2])
     found = [StageJob.model_validate_json(line) for line in file.read_text().splitlines()]
-    context = multiprocessing.get_context("fork")
-    processes = [
-        context.Process(
-            target=work,
-            args=(
-                rank,
-                world_size,
-                str(file.with_suffix(".rendezvous")),
-                found,
-                sys.argv[3],
-                float(sys.argv[4]),
-                json.loads(sys.argv[5]),
-            ),
-        )
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+    strategy, eps, memory = sys.argv[3], float(sys.argv[4]), json.loads(sys.argv[5])
+    fork_ranks(world_size, work, str(file.with_suffix(".rendezvous")), found, strategy, eps, memory)

@@ -96,6 +96,15 @@ def test_which_is_slower_changes_no_bit_and_nothing_is_asked_twice(
     }
 
 
+def test_two_terms_with_equal_questions_ask_each_once(pipeline: Any, tmp_path: Path) -> None:
+    """The second term would ask while the first one's request is under way."""
+    with FakeJudge(delay=0.1) as judge:
+        job = judged(tmp_path, pipeline, judge, "one", "two", at_once=8)
+        run_stage(job)
+    assert set(judge.seen.questions.values()) == {1}
+    assert len(list(answers_in(job.scratch / ANSWERS))) == len(judge.seen.questions) > 16
+
+
 def test_a_refusal_is_that_of_the_stage(pipeline: Any, tmp_path: Path, judge: FakeJudge) -> None:
     judge.faults.refused = 400
     with pytest.raises(JudgeRefused, match="answered 400"):

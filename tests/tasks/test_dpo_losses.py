@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from vantage.schemas.metric_names import COMPILED, NONFINITE, UNCOMPILED
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
 from vantage.tasks.data.examples import Completions, codec_of, read_completions
-from vantage.tasks.dpo import SIDES, accumulate_preferences, measure_pairs, run
+from vantage.tasks.dpo import SIDES, accumulate_preferences, measure_pairs, run, tied_share
 from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.updates import trained_against_reference
 from vantage.tasks.updates.against_reference import Models
@@ -92,6 +93,52 @@ def test_held_out_pairs_have_the_loss_of_training(name: str, pairs: tuple[StageJ
         assert measured["pair_accuracy"].value == pytest.approx(trained["train_pair_accuracy"])
         expected = trained["loss"] - (trained["chosen_nll"] if name == "orpo" else 0)
         assert measured["preference_loss"].value == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_pairs_of_one_prompt_are_one_observation(pairs: tuple[StageJob, Completions]) -> None:
+    """Six pairs of three prompts, which have three, two and one: the error by Cochran's formula, pair by pair."""
+    job, data = pairs
+    six = Completions(
+        prompt_ids=[data.prompt_ids[row] for row in (0, 0, 0, 1, 1, 2)],
+        response_ids={side: ids[:6] for side, ids in data.response_ids.items()},
+        pad_token_id=data.pad_token_id,
+        num_too_long=0,
+    )
+    models = models_of(job, "simpo")
+    work = WORK.model_copy(update=LOSSES["simpo"])
+    measured = measure_pairs(models, six, work)["reward_gap"]
+    gaps = []
+    for prompt, chosen, rejected in zip(six.prompt_ids, *six.response_ids.values(), strict=True):
+        means = []
+        for response in (chosen, rejected):
+            with torch.no_grad():
+                logits = models.policy.causal_lm(torch.tensor([[*prompt, *response]])).logits[0].double()
+            of_tokens = (logits / models.temperature).log_softmax(-1)[len(prompt) - 1 : -1]
+            means.append(of_tokens[range(len(response)), response].mean().item())
+        gaps.append(work.beta * (means[0] - means[1]))
+    mean = sum(gaps) / 6
+    apart = [sum(gap - mean for gap in gaps[begin:end]) for begin, end in ((0, 3), (3, 5), (5, 6))]
+    error = (3 / 2 * sum(each**2 for each in apart) / 6**2) ** 0.5
+    assert (measured.num_clusters, measured.num_rows) == (3, 6)
+    assert measured.value == pytest.approx(mean, rel=1e-4)
+    assert measured.standard_error == pytest.approx(error, rel=1e-3)
+
+
+def test_the_share_of_ties_is_of_the_prompts_of_all_splits() -> None:
+    """The stages collected 5, 4 and 2 prompts, of which 3, 1 and 2 have a pair."""
+
+    class Pairs:
+        def __init__(self, prompts: int, pairs: int) -> None:
+            self.counts, self._pairs = SimpleNamespace(num_rows=prompts), pairs
+
+        def __len__(self) -> int:
+            return self._pairs
+
+    job: Any = SimpleNamespace(work=SimpleNamespace(rollouts="collected"))
+    given: Any = [Pairs(5, 3), Pairs(4, 1), Pairs(2, 2)]
+    assert tied_share(job, given) == {"tied_share": pytest.approx(5 / 11)}
+    job.work.rollouts = None
+    assert tied_share(job, given) == {}
 
 
 @pytest.mark.parametrize("name", FREE)

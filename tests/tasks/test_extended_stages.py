@@ -162,7 +162,7 @@ def test_guards_of_a_longer_stage_have_seen_the_curves_of_the_shorter_one(
 
 def test_a_stage_that_stopped_before_its_last_step_leaves_no_state(pipeline: Any, tmp_path: Path) -> None:
     """A longer one would have stopped there too: it has nothing to go on with."""
-    impatient = pipeline.job("value", patience=1, learning_rate=1e-9, iterations=4)
+    impatient = pipeline.job("value", patience=1, learning_rate=1e-30, iterations=4)
     run_stage(impatient)
     assert len(steady(impatient)) < 4
     (tmp_path / "state").mkdir()

@@ -18,8 +18,8 @@ from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.recipe.verifiers import Right
 from vantage.tasks import value_pretraining
 from vantage.tasks.data.rows import read_rows
-from vantage.tasks.rewards.verifier_scores import UnfitScores
-from vantage.tasks.rewards.verifiers import UndecidedVerifier
+from vantage.tasks.rewards.verifier_scores import UnfitScores, judged
+from vantage.tasks.rewards.verifiers import UndecidedVerifier, load_deciding_verifier
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
@@ -215,6 +215,19 @@ def test_an_evaluation_counts_as_right_what_the_recipe_defines(pipeline: Any, ve
         match="returns scores named digits, echo, length, and judge asks for right or wrong",
     ):
         run_stage(undecided)
+
+
+def test_the_named_score_decides_and_its_bound_is_right(pipeline: Any, verifiers: Any) -> None:
+    """Three letters and two digits are the bound; the other two scores would decide otherwise."""
+    job = pipeline.job("evaluation")
+    judge = verifiers(RUBRIC, Right(at_least=5, score="length"))
+    verifier = load_deciding_verifier(
+        job.model_copy(update={"inputs": {**job.inputs, "judge": judge}}), "rubric", role="judge"
+    )
+    responses = ["abcd", "abc12", "abcdef", "1234", "12345"]
+    assert [by_hand("p", each)["rubric.length"] for each in responses] == [4, 5, 6, 4, 5]
+    right = judged(verifier, ["p"] * 5, responses, [None] * 5)
+    assert right.tolist() == [False, True, True, False, True]
 
 
 def test_positive_examples_are_those_that_the_recipe_defines_as_right(

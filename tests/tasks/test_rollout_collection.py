@@ -23,8 +23,9 @@ from vantage.tasks.data.arithmetic import DIALS, verify
 from vantage.tasks.data.examples import codec_of
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.rewards.model_scores import TokenizersDiffer
-from vantage.tasks.rollout.collected import read_collected
-from vantage.tasks.rollout.rollouts import Scored
+from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rollout.collected import Collected, part_of, read_collected
+from vantage.tasks.rollout.rollouts import Sampled, Scored
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.batch_files import BatchFiles
 from vantage.tasks.training.scratch import BATCHES, JOURNAL
@@ -268,3 +269,41 @@ def test_ids_of_another_tokenizer_are_refused(made: Any) -> None:
     codec = codec_of(made[2], "policy")
     with pytest.raises(TokenizersDiffer, match="another tokenizer"):
         read_collected(made[0], "train", codec, tokenizer="0" * 64)
+
+
+def test_every_number_of_a_response_is_read_as_it_was_written() -> None:
+    """Every number is another, so that none can be taken for that of another column or row."""
+    sampled = Sampled(
+        prompts=["p", "p", "q", "q"],
+        answers=["x", "x", None, None],
+        responses=["a", "b", "c", "d"],
+        sequences=collate([[1], [1], [2, 3], [2, 3]], [[4, 5], [6], [7, 8, 9], [4]], pad_token_id=0),
+        ended=torch.tensor([True, False, True, False]),
+        sampler_logprobs=torch.tensor([[-1.0, -2.0, 0], [-3.0, 0, 0], [-4.0, -5.0, -6.0], [-7.0, 0, 0]]),
+    )
+    given = Scores(
+        total=torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        weighted_sum=torch.tensor([5.0, 6.0, 7.0, 8.0]),
+        by_term={"one": torch.tensor([9.0, 10, 11, 12]), "two.a": torch.tensor([13.0, 14, 15, 16])},
+    )
+    table = pa.ipc.open_file(part_of(Scored(sampled=sampled, scores=given))).read_all()
+    collected = Collected(table, samples_per_prompt=2, pad_token_id=0, graded=("two.a",))
+    assert collected.cases() == [("p", "x"), ("q", None)]
+    assert collected.scores.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert collected.weighted_sums.tolist() == [5.0, 6.0, 7.0, 8.0]
+    assert collected.lengths.tolist() == [2, 1, 3, 1]
+    assert collected.rows_of([1, 0], count=1) == [2, 0]
+    found = collected.select([2, 1], torch.device("cpu"))
+    assert found.scores.total.tolist() == [3.0, 2.0]
+    assert found.scores.weighted_sum.tolist() == [7.0, 6.0]
+    assert {name: term.tolist() for name, term in found.scores.by_term.items()} == {
+        "one": [11.0, 10.0],
+        "two.a": [15.0, 14.0],
+    }
+    assert found.scores.graded == ("two.a",)
+    assert (found.sampled.prompts, found.sampled.answers) == (["q", "p"], [None, "x"])
+    assert found.sampled.responses == ["c", "b"]
+    assert found.sampled.ended.tolist() == [True, False]
+    assert found.sampled.sequences.response_rows() == [[7, 8, 9], [6]]
+    assert found.sampled.sequences.prompt_rows() == [[2, 3], [1]]
+    assert found.sampled.sampler_logprobs.tolist() == [[-4.0, -5.0, -6.0], [-3.0, 0.0, 0.0]]

@@ -1,5 +1,6 @@
 """``rollout.max_rows``: how many responses are sampled side by side, whatever bounds the passes that train."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,11 +59,15 @@ def rows_of_steps(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> set[int | N
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_that_samples_is_bounded_by_it_alone(
-    name: str, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, pipeline: Any, few_prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def rows_of(rollout: Sampling) -> set[int | None]:
+        job = job_of(name, pipeline, rollout)
+        return rows_of_steps(
+            job.model_copy(update={"inputs": job.inputs | {"prompts": few_prompts}}), monkeypatch
+        )
+
     rollout = {"value": SampledAhead, "policy": Ahead}.get(name, Sampling)
-    assert rows_of_steps(job_of(name, pipeline, rollout(max_rows=5)), monkeypatch) == {5}
+    assert rows_of(rollout(max_rows=5)) == {5}
     monkeypatch.undo()
-    assert rows_of_steps(job_of(name, pipeline, rollout()), monkeypatch) == {2}, (
-        "on a CPU microbatch_size, as before"
-    )
+    assert rows_of(rollout()) == {2}, "on a CPU microbatch_size, as before"

@@ -10,7 +10,9 @@ import torch
 
 from tests.tasks.alike import ADAM_EPS, run_to_compare
 from tests.tasks.test_stages_on_ranks import Job, last_metrics, moved, of_kind, of_preset, result_of, start
+from vantage.ledger.journal import read
 from vantage.schemas.records.job import StageJob
+from vantage.tasks.training.scratch import JOURNAL
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +23,9 @@ CASES: dict[str, Callable[..., Job]] = {
     "shared trunk": partial(of_preset, "shared trunk", microbatch_size=2),
     "evaluation": partial(of_kind, "evaluation"),
 }
+
+OTHER_RESPONSES = 1.2
+"""Nats per token: over ten seeds ``reference_nll`` has a standard deviation of 0.2, so this is four of those of a difference."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,10 @@ def test_what_samples_is_as_near_to_what_trains_as_in_one_process(
     assert found.keys() == expected.keys()
     assert 0 < found["sampler_gap"] < 2 * expected["sampler_gap"] < 0.01
     assert found["sampler_gap_worst"] < 0.05
-    assert found["reference_nll"] == pytest.approx(expected["reference_nll"], rel=0.05)
+    first, *_ = read(sharded[name].scratch / JOURNAL)
+    print(name, first.metrics["kl_to_reference_per_token"])
+    assert abs(first.metrics["kl_to_reference_per_token"]) < 1e-6, "the policy is its reference yet"
+    assert found["reference_nll"] == pytest.approx(expected["reference_nll"], abs=OTHER_RESPONSES)
     measured = [result_of(sharded[name], rank).metrics for rank in range(2)]
     assert measured[0] == measured[1]
 

@@ -1,10 +1,7 @@
 """Every kind of stage and every preset on several gloo processes against one: weights, optimisers, metrics, rows."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support import prepared_process
 from tests.tasks import (
     test_best_of_n,
     test_distillation,
@@ -49,7 +47,6 @@ pytestmark = pytest.mark.slow
 
 SECONDS = 600
 """The most that the processes may take; on an idle core they take 40."""
-ROOT = Path(__file__).parents[2]
 
 Job = Callable[[Any, Path], StageJob]
 """Function of the small pipeline and a folder that returns the job."""
@@ -254,10 +251,8 @@ def start(
         memory: of each job, the bytes that each rank has; nothing: nobody counts them.
     """
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
-    program = ["-m", "vantage.attempts.launchers.quick_imports", "tests.tasks.stages_on_ranks"]
-    script = [sys.executable, *program, str(world_size), str(file), strategy, str(eps), json.dumps(memory)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(script, env=environment, timeout=SECONDS, capture_output=True, text=True)
+    arguments = (str(world_size), str(file), strategy, str(eps), json.dumps(memory))
+    ended = prepared_process.run("tests.tasks.stages_on_ranks", *arguments, seconds=SECONDS)
     assert ended.returncode == 0, ended.stderr
 
 

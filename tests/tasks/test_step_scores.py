@@ -10,11 +10,13 @@ import torch
 from tests.tasks.own_rewards import policy_job, rollouts_of, verifiers, with_reward
 from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
+from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.step_ends import StepEnds
 from vantage.tasks import value_pretraining
 from vantage.tasks.data.examples import codec_of
-from vantage.tasks.rewards.step_scores import StepFinder, UnknownMarker
+from vantage.tasks.rewards.step_scores import StepFinder, StepScores, UnknownMarker
+from vantage.tasks.rewards.term_scores import Responses
 from vantage.tasks.rewards.verifier_scores import UnfitScores
 from vantage.tasks.stages import run_stage
 
@@ -212,6 +214,39 @@ class Letterwise:
 )
 def test_where_steps_end(ends: dict[str, str], ids: list[int], expected: list[int]) -> None:
     assert StepFinder(Letterwise(), StepEnds(**ends)).positions(ids) == expected  # type: ignore[arg-type]
+
+
+def test_each_beginning_is_asked_about_with_its_own_prompt_and_answer() -> None:
+    """Two, one and three steps; every case has another score."""
+
+    class Joined(Letterwise):
+        def response_texts(self, rows: list[list[int]]) -> list[str]:
+            return [self.tokenizer.decode(row) for row in rows]
+
+    asked: list[tuple[str, str, str | None]] = []
+
+    def ask(prompts: Any, beginnings: Any, answers: Any) -> torch.Tensor:
+        asked.extend(zip(prompts, beginnings, answers, strict=True))
+        return torch.arange(1.0, 1.0 + len(asked))[:, None]
+
+    rows = [[0, 1, 0], [0, 0], [1, 1, 0]]
+    given = Responses(
+        collate([[1], [1], [1]], rows, pad_token_id=9),
+        ["p", "q", "r"],
+        ["ab\na", "aa", "b\nb\na"],
+        ["x", None, "z"],
+        torch.device("cpu"),
+        PassLimits(2),
+    )
+    finder = StepFinder(Joined(), StepEnds(text="\n"))  # type: ignore[arg-type]
+    [found], is_end = StepScores(finder, ask)(given)
+    assert asked == [
+        *(("p", "ab\n", "x"), ("p", "ab\na", "x")),
+        ("q", "aa", None),
+        *(("r", "b\n", "z"), ("r", "b\nb\n", "z"), ("r", "b\nb\na", "z")),
+    ]
+    assert is_end.tolist() == [[False, True, True], [False, True, False], [True, True, True]]
+    assert found.tolist() == [[0.0, 1.0, 2.0], [0.0, 3.0, 0.0], [4.0, 5.0, 6.0]]
 
 
 def test_what_cannot_score_steps_is_refused(pipeline: Any, verifiers: Any, tmp_path: Path) -> None:

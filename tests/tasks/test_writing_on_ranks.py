@@ -1,9 +1,7 @@
 """Checkpoints that two ranks write beside training: the bytes of those between two steps, and a rank that is lost in a write."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support import prepared_process
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training.checkpoint_folders import latest
@@ -18,7 +17,6 @@ from vantage.tasks.training.scratch import CHECKPOINTS
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 300
 
 
@@ -30,10 +28,7 @@ def job_named(name: str, pipeline: Any, folder: Path) -> StageJob:
 def start(folder: Path, jobs: list[StageJob], strategy: str, harm: str) -> subprocess.CompletedProcess[str]:
     file = folder / f"jobs-{harm}"
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
-    program = ["-m", "vantage.attempts.launchers.quick_imports", "tests.tasks.writing_on_ranks"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *program, str(file), strategy, harm]
-    return subprocess.run(command, env=environment, timeout=SECONDS, capture_output=True, text=True)
+    return prepared_process.run("tests.tasks.writing_on_ranks", str(file), strategy, harm, seconds=SECONDS)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

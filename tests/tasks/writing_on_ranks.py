@@ -1,6 +1,6 @@
 """Stages on two gloo ranks whose checkpoints are written beside training, as one process of a test starts them:
 
-    python -m vantage.attempts.launchers.quick_imports tests.tasks.writing_on_ranks JOBS STRATEGY HARM
+    prepared_process.run("tests.tasks.writing_on_ranks", JOBS, STRATEGY, HARM)
 
 runs every job of the JSON lines in the file JOBS, one after the other; a job named ``plain`` writes its checkpoints between two
 steps. HARM is what befalls the second rank of the last job in the thread that writes its second checkpoint, or the first rank
@@ -82,7 +82,3 @@ def main() -> None:
     for process in processes:
         process.kill()
     sys.exit(max(codes))
-
-
-if __name__ == "__main__":
-    main()

@@ -404,16 +404,22 @@ class TestStop:
         wait_for(lambda: not any(is_alive(int(pid)) for pid in working.read_text().split()))
 
     def test_an_error_of_the_caller_leaves_no_process(self, tmp_path: Path) -> None:
+        """Neither the stage nor what it started, in whichever session; and the stage is forgotten."""
         working = tmp_path / "scratch" / "working"
+        before = set(launching._stages)
+        daemons = []
 
         def fail_once_it_works() -> None:
-            if working.exists():
+            if working.exists() and working.read_text():
+                daemons.extend(daemons_in(tmp_path))
                 raise RuntimeError("the screen is gone")
 
         with pytest.raises(RuntimeError, match="the screen is gone"):
-            run_fake(tmp_path, "never_listen", on_poll=fail_once_it_works)
+            run_fake(tmp_path, "leave_daemons_and_work", on_poll=fail_once_it_works)
 
-        wait_for(lambda: not any(is_alive(int(pid)) for pid in working.read_text().split()))
+        assert launching._stages == before
+        assert len(daemons) == 3
+        wait_for(lambda: not any(is_alive(pid) for pid in [*daemons, int(working.read_text())]))
 
 
 class TestHang:

@@ -22,6 +22,17 @@ sys.stdin.read()
 """A process that has a temporary folder when it is killed, as the real one, and that loads no tensor library."""
 
 
+def test_a_process_whose_template_took_too_long_is_the_templates_fault() -> None:
+    """The kernel ends it by the signal of its timer."""
+    ends = "import os, signal; os.kill(os.getpid(), signal.SIGPROF)"
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        with process, pytest.raises(ValueError, match="chat template is not rendered in time; correct"):
+            sampling_process.SamplingProcess(process, log).opened()
+
+
 def test_a_killed_process_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Process(subprocess.Popen[bytes]):
         def __init__(self, command: list[str], **options: Any) -> None:

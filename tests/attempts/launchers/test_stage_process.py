@@ -10,6 +10,7 @@ from vantage.schemas.records.job import StageResult
 from vantage.tasks.rewards.answered_scores import BudgetSpent, UnreadableAnswer
 from vantage.tasks.rewards.asking import JudgeRefused, JudgeUnavailable
 from vantage.tasks.rollout.remote_engine import EngineUnavailable
+from vantage.tasks.rollout.running_vllm import VllmCannotStart, VllmFailed
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.nonfinite import TrainingDiverged
 from vantage.tasks.training.preemption import Preempted
@@ -66,6 +67,16 @@ def test_an_engine_that_does_not_answer_is_a_temporary_failure() -> None:
     failure = explain(EngineUnavailable("no server of rollout.url could sample for 120 s"))
     assert (failure.exit_code, failure.cause) == (ExitCode.RESUME, "engine")
     assert may_be_retried(failure.exit_code) and "rollout.url" in failure.remedy
+
+
+def test_vllm_that_breaks_is_tried_again_in_another_process_unless_it_never_started() -> None:
+    """A GPU's context that an error has broken is gone for the whole process."""
+    broken = explain(VllmFailed("vLLM raised an error while it sampled: illegal memory access"))
+    assert (broken.exit_code, broken.cause) == (ExitCode.RESUME, "engine")
+    assert may_be_retried(broken.exit_code) and "rollout.max_rows" in broken.remedy
+    never = explain(VllmCannotStart("vLLM could not start: no such architecture"))
+    assert (never.exit_code, never.cause) == (ExitCode.BAD_INPUT, "refused")
+    assert "rollout.engine: loop" in never.remedy
 
 
 def test_a_judge_that_does_not_answer_or_costs_too_much_can_be_asked_again() -> None:

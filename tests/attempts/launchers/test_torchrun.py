@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,52 @@ def test_when_a_rank_hangs_the_watchdog_writes_where_all_stand_and_kills_them(tm
     assert "in misbehave" in log, "the rank that hangs"
     assert "in add_gradients" in log, "the rank that waits for it"
     wait_for_end(pids(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_rank_that_a_signal_has_stopped_is_named_and_its_stacks_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank waits for it and leaves its CPU idle: of that nothing is to be said for 15 minutes."""
+    monkeypatch.setattr("vantage.attempts.launchers.watchdog.STOPPED_SECONDS", 12.0)
+    misbehaves(
+        tmp_path, "hangs"
+    )  # so that it does not end the stage when it is continued to write its stacks
+
+    def stop_the_rank_that_hangs() -> None:
+        if is_misbehaving(tmp_path):
+            stop_the_last_rank(tmp_path)
+
+    cause, code, message = failure(tmp_path, ranks=2, hang_seconds=600.0, on_poll=stop_the_rank_that_hangs)
+    assert (cause, code) == ("hung", ExitCode.HUNG)
+    assert "a signal has stopped its rank 1 (SIGSTOP), and nobody continued it for 12 s" in message
+    log = (tmp_path / "log.txt").read_text()
+    assert "in misbehave" in log, "the rank that was stopped"
+    assert "in add_gradients" in log, "the rank that waits for it"
+    wait_for_end(pids(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_continued_in_time_changes_nothing(alone: StageResult, tmp_path: Path) -> None:
+    def stop_it_for_a_while() -> None:
+        if read_committed(tmp_path / "scratch")[0]:
+            stop_the_last_rank(tmp_path, seconds=8.0)
+
+    result = launch(tmp_path, ranks=2, hang_seconds=600.0, on_poll=stop_it_for_a_while)
+    assert (tmp_path / "stopped").exists()
+    assert result.metrics["began"] == 0
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+
+
+def stop_the_last_rank(folder: Path, *, seconds: float | None = None) -> None:
+    """Stop the last of two ranks, once, and continue it when it is called after so many seconds; None: never."""
+    mark, rank = folder / "stopped", int((folder / "scratch" / "pid-1").read_text())
+    if not mark.exists():
+        os.kill(rank, signal.SIGSTOP)
+        mark.touch()
+    elif seconds is not None and time.time() > mark.stat().st_mtime + seconds:
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(rank, signal.SIGCONT)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vantage.attempts.launchers.watchdog import Watchdog, cpu_seconds_of_session, is_stopped_by_a_signal
@@ -15,10 +16,12 @@ from vantage.tasks.training.progress import Progress
 class Process:
     """A process with a clock of its own, which uses ``load`` CPUs and reports when it is told to."""
 
-    def __init__(self, folder: Path, *, load: float) -> None:
+    def __init__(self, folder: Path, *, load: float, num_ranks: int = 0) -> None:
         self.now, self.cpu, self.load = 1000.0, 0.0, load
         self.file = folder / "progress.json"
+        self.num_ranks = num_ranks
         self.is_stopped = False
+        self.stopped_ranks: set[int] = set()
 
     def watched(self, *, hang_seconds: float | None) -> Watchdog:
         return Watchdog(
@@ -27,7 +30,8 @@ class Process:
             idle_seconds=900.0,
             clock=lambda: self.now,
             cpu_seconds=lambda pid: self.cpu,
-            is_stopped=lambda pid: self.is_stopped,
+            is_stopped=lambda pid: self.is_stopped if pid == 1 else pid - 10 in self.stopped_ranks,
+            ranks=lambda: {rank: 10 + rank for rank in range(self.num_ranks)},
         )
 
     def report(self) -> None:
@@ -154,11 +158,44 @@ def test_one_that_is_continued_in_time_goes_on(tmp_path: Path) -> None:
         assert looked_at.first_hang_reason(watchdog, within=20.0) is None
 
 
+def test_one_rank_that_a_signal_has_stopped_is_named_after_a_minute(tmp_path: Path) -> None:
+    """The process that starts the ranks runs on, and so do the others."""
+    ranked = Process(tmp_path, load=0.0, num_ranks=3)
+    watchdog = ranked.watched(hang_seconds=21600.0)
+    ranked.stopped_ranks = {1}
+    seconds, hang_reason = ranked.first_hang_reason(watchdog, within=300.0) or (0.0, "")
+    assert seconds == pytest.approx(60.0, abs=6.0)
+    assert hang_reason == "a signal has stopped its rank 1 (SIGSTOP), and nobody continued it for 1 min"
+
+
+def test_the_minute_is_one_ranks_own(tmp_path: Path) -> None:
+    """Somebody looks at one after the other, for 40 s each."""
+    ranked = Process(tmp_path, load=1.0, num_ranks=3)
+    watchdog = ranked.watched(hang_seconds=21600.0)
+    for rank in (0, 1, 2):
+        ranked.stopped_ranks = {rank}
+        assert ranked.first_hang_reason(watchdog, within=40.0) is None
+
+
+def test_a_stage_that_hangs_sooner_than_in_a_minute_names_the_stopped_rank(tmp_path: Path) -> None:
+    """Its last report is older than the stop."""
+    ranked = Process(tmp_path, load=0.0, num_ranks=2)
+    watchdog = ranked.watched(hang_seconds=30.0)
+    assert ranked.first_hang_reason(watchdog, within=12.0) is None
+    ranked.stopped_ranks = {0}
+    seconds, hang_reason = ranked.first_hang_reason(watchdog, within=300.0) or (0.0, "")
+    assert seconds == pytest.approx(18.0, abs=4.0)
+    assert hang_reason == "no progress for 30 s, and a signal has stopped its rank 0 (SIGSTOP)"
+
+
 def test_the_kernel_is_asked_whether_a_process_is_stopped() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert not is_stopped_by_a_signal(process.pid)
+        deadline = time.monotonic() + 30
+        while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)  # it waits for its input now, and not for a disk
+        assert not is_stopped_by_a_signal(process.pid), "it sleeps"
         process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 10
         while not is_stopped_by_a_signal(process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert is_stopped_by_a_signal(process.pid)

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 
 import pytest
 
@@ -17,8 +18,16 @@ from vantage.schemas.recipe.presets import PRESETS
 from vantage.schemas.records.stage_key import stage_key
 from vantage.schemas.steps import dependencies
 
-PAGES: Mapping[str, str] = hooks.generated_pages()
-STAGES_PAGE = PAGES[recipe_fields.STAGES_PAGE]
+
+@cache
+def generated_pages() -> Mapping[str, str]:
+    """Return all pages of the reference, made when the first test asks for them."""
+    return hooks.generated_pages()
+
+
+def stages_page() -> str:
+    """Return the page of the kinds of stages."""
+    return generated_pages()[recipe_fields.STAGES_PAGE]
 
 
 def rows(section: str, page: str) -> dict[str, list[str]]:
@@ -30,7 +39,7 @@ def rows(section: str, page: str) -> dict[str, list[str]]:
 
 def test_every_field_of_a_recipe_is_described_once_with_type_default_effect_and_key() -> None:
     for name in recipe_schema()["definitions"]:
-        page = PAGES[recipe_fields.page_of(name)]
+        page = generated_pages()[recipe_fields.page_of(name)]
         section = recipe_fields.STAGE_CLASSES.get(name, name)
         found = rows(section, page)
         if name in recipe_fields.STAGE_CLASSES:
@@ -41,15 +50,15 @@ def test_every_field_of_a_recipe_is_described_once_with_type_default_effect_and_
 
 
 def test_every_field_of_a_sweep_is_described() -> None:
-    schema, page = sweep_schema(), PAGES[recipe_fields.SWEEP_PAGE]
+    schema, page = sweep_schema(), generated_pages()[recipe_fields.SWEEP_PAGE]
     assert rows("Sweep", page).keys() == schema["properties"].keys()
     for name, definition in schema["definitions"].items():
         assert rows(name, page).keys() == definition["properties"].keys(), name
 
 
 def test_every_kind_and_every_preset_has_its_place() -> None:
-    assert all(f"\n## {kind}\n" in STAGES_PAGE for kind in STAGES)
-    assert rows("Presets", PAGES[recipe_fields.ALGORITHM_PAGE]).keys() == PRESETS.keys()
+    assert all(f"\n## {kind}\n" in stages_page() for kind in STAGES)
+    assert rows("Presets", generated_pages()[recipe_fields.ALGORITHM_PAGE]).keys() == PRESETS.keys()
 
 
 def key(step: str, *overrides: str) -> str:
@@ -78,29 +87,31 @@ def key(step: str, *overrides: str) -> str:
 )
 def test_a_field_enters_the_key_as_the_reference_describes(step: str, field: str, value: object) -> None:
     kind = {"policy": "policy_optimization", "reward": "reward_model", "sft": "sft"}[step]
-    found = rows("Fields of every stage", STAGES_PAGE) | rows(
-        "Fields of every stage that trains", STAGES_PAGE
-    )
-    described = (found | rows(kind, STAGES_PAGE))[field][-1]
+    found = rows("Fields of every stage", stages_page())
+    found |= rows("Fields of every stage that trains", stages_page())
+    described = (found | rows(kind, stages_page()))[field][-1]
     changes = key(step, f"stages.{step}.{field}={json.dumps(value)}") != key(step)
     assert {"stage": True, "none": False}[described] == changes
 
 
 def test_types_ranges_units_and_defaults_are_those_of_the_classes() -> None:
-    sft = rows("sft", STAGES_PAGE)
+    sft = rows("sft", stages_page())
     assert sft["epochs"][1:4] == ["number > 0", "passes", "`1.0`"]
     assert sft["data"][3] == "required"
-    training = rows("Fields of every stage that trains", STAGES_PAGE)
+    training = rows("Fields of every stage that trains", stages_page())
     assert training["schedule"][1:4] == ["`constant`, `linear`, `cosine`", "–", '`"constant"`']
-    assert rows("Gate", PAGES[recipe_fields.RECIPE_PAGE])["confidence"][1] == "number ≥ 0.5 and < 1 or none"
+    assert (
+        rows("Gate", generated_pages()[recipe_fields.RECIPE_PAGE])["confidence"][1]
+        == "number ≥ 0.5 and < 1 or none"
+    )
 
 
 def test_every_command_and_every_exit_code_has_its_row() -> None:
-    page = PAGES[commands.COMMANDS_PAGE]
+    page = generated_pages()[commands.COMMANDS_PAGE]
     for name in commands.parser().commands:
         assert f"\n### vantage {name}\n" in page
     assert "| `--until STAGE`" in page
-    codes = re.findall(r"^\| (\d+) \|", PAGES[commands.EXIT_CODES_PAGE], re.MULTILINE)
+    codes = re.findall(r"^\| (\d+) \|", generated_pages()[commands.EXIT_CODES_PAGE], re.MULTILINE)
     assert list(map(int, codes)) == list(ExitCode)
 
 
@@ -109,7 +120,8 @@ def test_refusals_are_divided_into_what_is_refused_and_the_remedy() -> None:
     refused = "batch_size={batch_size} is not a multiple of minibatch_size={minibatch_size}"
     assert found[refused] == "use minibatch_size: {batch_size} or a divisor of it"
     assert (
-        refused.replace("_", r"\_").replace("{", r"\{").replace("}", r"\}") in PAGES[refusals.REFUSALS_PAGE]
+        refused.replace("_", r"\_").replace("{", r"\{").replace("}", r"\}")
+        in generated_pages()[refusals.REFUSALS_PAGE]
     )
 
 
@@ -167,7 +179,7 @@ def test_a_refusal_without_a_remedy_is_rare_and_not_one_of_the_command_line() ->
 
 
 def test_the_names_of_generated_pages_are_known_without_making_them() -> None:
-    assert PAGES.keys() == set(hooks.GENERATED)
+    assert generated_pages().keys() == set(hooks.GENERATED)
 
 
 def test_links_out_of_the_pages_lead_to_pages_of_the_site() -> None:

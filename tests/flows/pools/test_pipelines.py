@@ -97,6 +97,11 @@ def test_the_version_is_that_of_the_resolved_recipe(recipe_file: Path) -> None:
         ({"cron": "0 2 * * *", "timezone": "Mars/Base"}, 'Invalid timezone: "Mars/Base"'),
         ({"cron": "0 2 * * *", "interval": 60.0}, "--cron, --interval exclude each other"),
         ({"timezone": "UTC"}, "add --cron, --interval or --rrule"),
+        (
+            {"paused": True},
+            "--paused is about a schedule, and there is none; add --cron, --interval or --rrule",
+        ),
+        ({"paused": False}, "--active is about a schedule, and there is none; add --cron"),
     ],
 )
 def test_a_schedule_that_is_none_is_refused(recipe_file: Path, options: dict[str, Any], message: str) -> None:
@@ -171,6 +176,34 @@ def test_the_limit_is_registered_and_what_somebody_paused_stays_paused(
 
 
 @pytest.mark.slow
+def test_a_deployment_that_somebody_paused_stays_paused_without_a_schedule_and_with_two(
+    client: "SyncPrefectClient", recipe_file: Path
+) -> None:
+    """Deployed without a schedule meanwhile; and with one of somebody else beside ours, which alone is paused."""
+    from prefect.client.schemas.schedules import CronSchedule
+
+    def schedules() -> list[tuple[str, bool]]:
+        [found] = registered(client)
+        return [(getattr(each.schedule, "cron", "interval"), each.active) for each in found.schedules]
+
+    identity = register(client, pipeline(recipe_file, interval=3000.0))
+    client.pause_deployment(identity)
+    register(client, pipeline(recipe_file))
+    assert schedules() == []
+    register(client, pipeline(recipe_file, interval=3000.0))
+    assert schedules() == [("interval", False)]
+    client.create_deployment_schedules(identity, [(CronSchedule(cron="7 7 * * *"), True)])
+    register(client, pipeline(recipe_file, interval=3000.0))
+    assert schedules() == [("interval", False)]
+    register(client, pipeline(recipe_file, interval=3000.0, paused=False))
+    assert schedules() == [("interval", True)]
+    register(client, pipeline(recipe_file))
+    register(client, pipeline(recipe_file, interval=3000.0))
+    assert schedules() == [("interval", True)], "nobody had paused it"
+    remove(client, "fake")
+
+
+@pytest.mark.slow
 def test_stages_on_an_unknown_pool_are_refused(client: "SyncPrefectClient", recipe_file: Path) -> None:
     with pytest.raises(ValueError, match="resources.pool=nowhere is no work pool of Prefect"):
         register(client, pipeline(recipe_file, "workers=nowhere"))
@@ -227,7 +260,7 @@ def test_again_it_is_updated_and_then_removed(client: "SyncPrefectClient", recip
     properties = found.parameter_openapi_schema["properties"]
     assert {"recipe", "overrides", "seed"} <= set(properties)
     assert all(field["description"] for field in properties.values())
-    assert len(client.read_automations()) == 2
+    assert len(client.read_automations()) == 3
     remove(client, "fake")
     assert registered(client) == []
     assert client.read_automations() == []
@@ -238,7 +271,7 @@ def test_again_it_is_updated_and_then_removed(client: "SyncPrefectClient", recip
 @pytest.mark.slow
 def test_a_pool_that_prefect_does_not_know_is_refused(client: "SyncPrefectClient", recipe_file: Path) -> None:
     absent = pipeline_of(str(recipe_file), (), workspace="s3://team/rlhf", pool="absent")
-    with pytest.raises(ValueError, match="no work pool of Prefect"):
+    with pytest.raises(ValueError, match="^--pool=absent is no work pool of Prefect"):
         register(client, absent)
     assert registered(client) == []
 
@@ -273,6 +306,36 @@ def test_a_crashed_pipeline_is_started_again_with_its_own_parameters(more: dict[
         **Crashed.parameters,
         "restarts": more.get("restarts", 0) + 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("events", "awaited"),
+    [
+        ("Scheduled Late Pending Submitting", {"not begun"}),
+        ("Scheduled Pending Submitting Running", {"lost"}),
+        ("Pending Submitting Running heartbeat heartbeat", {"lost"}),
+        ("Scheduled Pending Submitting Running heartbeat Completed", set()),
+        ("Pending Submitting Running heartbeat Crashed", set()),
+        ("Pending Submitting Cancelling Cancelled", set()),
+        ("Scheduled Pending AwaitingConcurrencySlot", set()),
+    ],
+)  # fmt: skip
+def test_a_flow_run_is_awaited_from_when_a_worker_takes_it_until_it_ends(
+    events: str, awaited: set[str]
+) -> None:
+    """The events are those that a server recorded of flow runs that were lost at that moment, and of others."""
+    from uuid import uuid4
+
+    armed: set[str] = set()
+    triggers = {each.name.partition(": ")[2]: each.trigger for each in automations_of("fake", uuid4())}
+    del triggers["again"]
+    for event in events.split():
+        for name, trigger in triggers.items():
+            if f"prefect.flow-run.{event}" in trigger.expect:  # type: ignore[union-attr]
+                armed.discard(name)
+            if f"prefect.flow-run.{event}" in trigger.after:  # type: ignore[union-attr]
+                armed.add(name)
+    assert armed == awaited
 
 
 def test_a_pipeline_that_crashes_each_time_is_not_started_for_ever(

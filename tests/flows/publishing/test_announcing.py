@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from tests.support.orchestrated import Witness
-from tests.support.real_runs import configured_server, prefect_at, wait_for
+from tests.support.real_runs import evaluating_automations, wait_for
 from vantage.flows.pools.pipelines import pipeline_of
 from vantage.flows.publishing.announcing import announce_moves
 from vantage.ledger.alias_moves import FILE, AliasMove, AliasMoves
@@ -159,20 +159,7 @@ def test_what_cannot_start_a_deployment_is_refused(recipe_file: Path, on: str, m
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["SyncPrefectClient"]:
-    """A Prefect server as `make servers` starts one: with the services that evaluate automations."""
-    from prefect.client.orchestration import get_client
-
-    from vantage.flows.pools.deployments import create_pool
-    from vantage.flows.prefect_server import server as servers
-
-    monkeypatch.setattr(servers, "DISABLED_SERVICES", ("DB_VACUUM", "LATE_RUNS", "SCHEDULER"))
-    port = servers.free_port()
-    with (
-        configured_server(tmp_path / "prefect", port),
-        prefect_at(f"http://127.0.0.1:{port}/api", PREFECT_HOME=str(tmp_path / "home")),
-        get_client(sync_client=True) as client,
-    ):
-        create_pool(client, "orders")
+    with evaluating_automations(tmp_path, monkeypatch) as client:
         yield client
 
 

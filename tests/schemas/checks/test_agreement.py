@@ -344,7 +344,7 @@ def test_what_cannot_be_carried_is_refused(
 @every(
     ("stage", "changes", "said"),
     [
-        ("policy", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),
+        ("policy", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use servers"),
         ("policy", {"rollout": {"ahead": 1, "importance_cap": 3.0}, "algorithm": "sao"}, "importance_cap=3.0 bounds π_old/π_sampler, which is 1 with .*leave it out"),
         ("policy", {"rollout": {"ahead": 1}, "algorithm": BY_SAMPLER | {"trust_region_kl": 0.1}}, "trust_region_kl=0.1 is about the last update"),
         ("policy", {"rollout": {"ahead": 1}, "algorithm": BY_SAMPLER | {"kl_penalty_coef": 0.2}}, "kl_penalty_coef=0.2 is about the last update"),
@@ -361,7 +361,7 @@ def test_what_cannot_be_carried_is_refused(
         ("policy", {"algorithm": {"preset": "ppo", "rollout_correction": {"action": "clip", "high": 2}}}, "Input should be 'truncate' or 'mask'"),
         ("policy", {"rollout": {"ahead": 2}}, "Input should be 0 or 1"),
         ("policy", {"rollout": {"ahead": 1, "importance_cap": 0}}, "greater than 0"),
-        ("value", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),
+        ("value", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use servers"),
         ("value", {"rollout": {"ahead": 1}, "rollouts": "collected"}, "reads all responses from rollouts=collected; set a larger fresh_share, or leave rollout out"),
         ("value", {"rollout": {"ahead": 1}, "rollouts": "collected", "fresh_share": 0.001}, "fresh_share=0.001 reads all responses from"),
         ("value", {"rollout": {"ahead": 1, "importance_cap": 3.0}}, "Extra inputs are not permitted"),

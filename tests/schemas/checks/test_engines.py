@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vantage.attempts.jobs import key_parts_of
-from vantage.attempts.machine import check_extras
+from vantage.attempts.machine import check_extras, num_ranks
 from vantage.runs.resolving import resolve_rates
 from vantage.schemas.checks.warnings import warnings
 from vantage.schemas.loading.recipe_file import parse_recipe
@@ -34,7 +34,6 @@ stages:
 SAMPLING = ("scored", "pairs", "value", "best", "policy", "evaluation")
 NAMES = ("model", "sft", *SAMPLING)
 VLLM = ", rollout: {engine: vllm}"
-LORA = ", lora: {rank: 8, alpha: 16}"
 
 
 def recipe(**parts: str) -> Recipe:
@@ -63,16 +62,22 @@ def test_the_engine_enters_the_key_and_the_default_changes_nothing(name: str) ->
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-@pytest.mark.parametrize(
-    "resources",
-    ["{distributed: {ranks: 2}}", "{gpus: 2}", "{nodes: 2}", "{gpus: 2, distributed: {strategy: fsdp2}}"],
-)
-def test_several_processes_are_refused(name: str, resources: str) -> None:
-    message = refused(**{name: f"{VLLM}, resources: {resources}"})
+def test_several_processes_of_one_machine_have_a_vllm_each(name: str) -> None:
+    for resources in (
+        "{gpus: 1}",
+        "{distributed: {ranks: 2}}",
+        "{gpus: 2}",
+        "{gpus: 2, distributed: {strategy: fsdp2}}",
+    ):
+        recipe(**{name: f"{VLLM}, resources: {resources}"})
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_several_machines_are_refused(name: str) -> None:
+    message = refused(**{name: f"{VLLM}, resources: {{nodes: 2}}"})
     assert f"stages.{name}" in message
-    assert "rollout.engine=vllm samples in one process, on one device" in message
-    assert "resources.distributed.ranks to 1 at most, or use engine: loop" in message
-    recipe(**{name: f"{VLLM}, resources: {{gpus: 1}}"})
+    assert "rollout.engine=vllm samples in the stage's processes, on one machine" in message
+    assert "leave resources.nodes out, or use engine: loop, or servers" in message
 
 
 @pytest.mark.parametrize("name", ["value", "policy"])
@@ -86,37 +91,37 @@ def test_sampling_ahead_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["value", "policy"])
-def test_servers_sample_ahead_for_one_process(name: str) -> None:
+def test_servers_sample_ahead_for_one_process_and_for_several(name: str) -> None:
     ahead = "{engine: vllm, %s, ahead: 1}"
     for where in ("url: http://sampler-1:8000", "servers: 2"):
         recipe(**{name: f", rollout: {ahead % where}"})
-    recipe(**{name: f", rollout: {ahead % 'servers: 2'}, resources: {{gpus: 3}}"})
-    for where, resources, count in (
-        ("servers: 2", "{gpus: 4}", 2),
-        ("url: http://sampler-1:8000", "{gpus: 2}", 2),
-        ("url: http://sampler-1:8000", "{distributed: {ranks: 3}}", 3),
-    ):
-        message = refused(**{name: f", rollout: {ahead % where}, resources: {resources}"})
-        assert f"beside the training of one process, and {count} processes train here" in message
+        for resources in ("{gpus: 3}", "{gpus: 8}", "{gpus: 8, distributed: {strategy: fsdp2}}"):
+            recipe(**{name: f", rollout: {ahead % where}, resources: {resources}"})
+    message = refused(**{name: ", rollout: {ahead: 1}, resources: {gpus: 8, distributed: {strategy: fsdp2}}"})
+    assert "use servers (engine: vllm, and servers or url), strategy: ddp, or ahead: 0" in message
 
 
 @pytest.mark.parametrize(
     "name, field", [("scored", "policy"), ("value", "policy"), ("evaluation", "baseline"), ("policy", "init")]
 )
-def test_a_policy_with_adapters_is_refused(name: str, field: str) -> None:
-    lora = {"policy": LORA} if name == "policy" else {"sft": LORA}
-    own = VLLM + lora.pop(name, "")
-    message = refused(**lora, **{name: own})
+def test_adapters_are_sampled_from_up_to_the_largest_rank_of_vllm(name: str, field: str) -> None:
+    def with_rank(rank: int) -> dict[str, str]:
+        lora = {"policy" if name == "policy" else "sft": f", lora: {{rank: {rank}, alpha: 16}}"}
+        return {**lora, name: VLLM + lora.get(name, "")}
+
+    recipe(**with_rank(512))
+    message = refused(**with_rank(513))
     assert (
-        f"stages.{name}.rollout.engine: vllm samples from whole weights, and the policy of {field} has adapters"
+        f"stages.{name}.rollout.engine: vllm applies adapters of rank 512 at most, and the policy of {field} has rank=513"
         in message
     )
-    assert "use engine: loop, or lora: false in the stage that trains this policy" in message
+    assert "use a smaller rank, engine: loop, or lora: false in the stage that trains it" in message
 
 
-def test_adapters_that_are_merged_first_and_those_of_a_critic_are_not_refused() -> None:
-    recipe(sft=LORA, best=VLLM + ", lora: false")
-    recipe(value=VLLM + LORA, sft="")
+def test_adapters_that_are_merged_first_and_those_of_a_critic_have_any_rank() -> None:
+    large = ", lora: {rank: 600, alpha: 16}"
+    recipe(sft=large, best=VLLM + ", lora: false")
+    recipe(value=VLLM + large, sft="")
 
 
 SERVED = ", rollout: {engine: vllm, url: %s}"
@@ -130,7 +135,7 @@ def test_where_servers_are_and_how_they_are_reached_is_in_no_key(name: str) -> N
         digests = {role: f"{len(role):064x}" for role in dependencies(resolved)[name]}
         return stage_key(key_parts_of(resolved, name, digests))
 
-    more = "{engine: vllm, url: [%s, %s], api_key_variable: KEY, weights_folder: /shared, request_seconds: 30.0, max_rows: 8}"
+    more = "{engine: vllm, url: [%s, %s], api_key_variable: KEY, weights_folder: /shared, request_seconds: 30.0, checksums: true, max_rows: 8}"
     keys = {
         key(each)
         for each in (
@@ -162,6 +167,10 @@ def test_a_recipes_file_keeps_the_servers() -> None:
         (f"{{engine: vllm, servers: 1, url: {ONE}}}", "servers=1 are of vllm, and started for this stage"),
         ("{engine: vllm, servers: 1, api_key_variable: KEY}", "api_key_variable is read only with url"),
         ("{engine: vllm, request_seconds: 5.0}", "request_seconds is read only with url or servers; add one"),
+        (
+            "{checksums: true}",
+            "checksums are of vllm's weights, and engine=loop samples from the policy itself; leave",
+        ),
         (f"{{engine: vllm, url: [{ONE}, {ONE}]}}", "url names a server twice; name each once"),
         ("{engine: vllm, url: 'http://me:secret@host:1'}", "rollout.url"),
         ("{engine: vllm, url: []}", "rollout.url"),
@@ -179,20 +188,33 @@ def test_servers_of_the_stage_take_some_of_its_gpus() -> None:
     message = refused(policy=f"{own}, resources: {{gpus: 2}}")
     assert "rollout.servers=2 take as many of resources.gpus=2, and none is left to train" in message
     assert "set resources.gpus: 3 or more" in message
-    message = refused(policy=f"{own}, resources: {{nodes: 2}}")
-    assert "rollout.servers=2 are started on one machine, and resources.nodes asks for several" in message
-    message = refused(policy=f"{own}, resources: {{gpus: 4, distributed: {{strategy: fsdp2}}}}")
-    assert "rollout.servers gives servers whole weights" in message
-
-
-def test_servers_sample_for_several_processes_unless_these_cut_the_weights() -> None:
-    recipe(policy=f"{SERVED % ONE}, resources: {{distributed: {{ranks: 2}}}}")
-    message = refused(policy=f"{SERVED % ONE}, resources: {{gpus: 2, distributed: {{strategy: fsdp2}}}}")
+    message = refused(policy=f"{own}, resources: {{gpus: 8, distributed: {{ranks: 8}}}}")
     assert (
-        "rollout.url gives servers whole weights, and resources.distributed.strategy=fsdp2 cuts them"
+        "rollout.servers=2 take GPUs of resources.gpus=8, and resources.distributed.ranks=8 would train"
         in message
     )
-    assert "use strategy: ddp, or engine: loop" in message
+    assert "leave resources.distributed.ranks out" in message
+    recipe(policy=f"{own}, resources: {{gpus: 4, distributed: {{strategy: fsdp2}}}}")
+
+
+def test_each_node_adds_its_servers_and_ray_places_them() -> None:
+    own = ", rollout: {engine: vllm, servers: 2}"
+    for resources in ("{nodes: 2}", "{nodes: 2, gpus: 8}", "{nodes: {least: 1, most: 4}, gpus: 8}"):
+        found = recipe(policy=f"{own}, resources: {resources}")
+        [warning] = [
+            each for each in warnings(found, dependencies(found)) if "is not bitwise reproducible" in each
+        ]
+        assert warning.endswith(
+            "on servers that the stage starts: 2 for each of its nodes, where Ray places them"
+        )
+    ranks = num_ranks(recipe(policy=f"{own}, resources: {{nodes: 4, gpus: 8}}").stages["policy"], None)
+    assert ranks == 4 * (8 - 2)
+    assert "none is left to train" in refused(policy=f"{own}, resources: {{nodes: 2, gpus: 2}}")
+
+
+def test_servers_sample_for_several_processes_also_where_these_cut_the_weights() -> None:
+    recipe(policy=f"{SERVED % ONE}, resources: {{distributed: {{ranks: 2}}}}")
+    recipe(policy=f"{SERVED % ONE}, resources: {{gpus: 2, distributed: {{strategy: fsdp2}}}}")
 
 
 def test_rounded_weights_are_refused() -> None:

@@ -35,9 +35,7 @@ SUMS = [
     {"prompt": f"{n} + 1?", "response": f"{n + 1}", "made": {"by": ["a", None], "at": n / 7}}
     for n in range(60)
 ]
-LONG = [
-    {"prompt": f"{n}?", "response": "".join(DRAW.choices("abcdefghijklmnop ", k=4000))} for n in range(5000)
-]
+LONG = [{"prompt": f"{n}?", "response": DRAW.randbytes(2000).hex()} for n in range(5000)]
 ODD = [{"prompt": f"{n}", "response": f"r{n}", "extra": n if n else "odd"} for n in range(40)]
 CARD = """---
 configs:

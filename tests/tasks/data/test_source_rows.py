@@ -197,6 +197,9 @@ def test_wrong_quotes_among_plain_lines_cost_their_lines(tmp_path: Path, seed: i
         ('"a\nb', "its first line, which names the columns"),
         ("\n\n", "its first line"),
         ("a,b\r1,2\r", "its first line"),
+        pytest.param(
+            ",".join(map(str, range(200_000))) * 2, "are called '1'", id="in time that grows with its length"
+        ),
     ],
 )
 def test_a_csv_without_a_usable_header_is_refused(tmp_path: Path, text: str, said: str) -> None:

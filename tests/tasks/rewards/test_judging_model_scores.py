@@ -157,6 +157,20 @@ def test_a_comparison_is_the_mean_of_both_orders(folder: Path, tmp_path: Path, f
     assert found[0] == 0.5, "a response that equals the answer"
 
 
+def test_each_criterion_of_a_comparison_has_its_own_orders(folder: Path, tmp_path: Path, fresh: Any) -> None:
+    criteria = {"right": "Right?", "kind": "Kind?", "short": "Short?"}
+    prompt = "{prompt}|{first}|{second}|{criterion}="
+    found = scored(load(folder, tmp_path, against="answer", criteria=criteria, prompt=prompt))
+    for name, criterion in criteria.items():
+        for row, (asked, ours, answer) in enumerate(zip(PROMPTS, RESPONSES, ANSWERS, strict=True)):
+            shares = []
+            for first, second in ((ours, answer), (answer, ours)):
+                a, b = probabilities(folder, f"{asked}|{first}|{second}|{criterion}=", ["A", "B"])
+                shares.append(a / (a + b))
+            assert found[f"judge.{name}"][row] == pytest.approx((shares[0] + 1 - shares[1]) / 2, abs=1e-5)
+    assert len({score for scores in found.values() for score in scores}) > 9
+
+
 SIMILAR = [(f"{n} + {m}?", "ab" * k + str(n * m), None) for n in (1, 2, 3) for m in (4, 5) for k in (1, 2, 3)]
 """Questions of similar length, so that a pass holds four of them: alone, 5 of the 18 have other bits."""
 

@@ -1,6 +1,7 @@
 """A reward is a weighted sum of its terms; a missing end of sequence changes it by the recipe's rule."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import MissingEos, Reward
-from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
-from vantage.tasks.rewards.scoring import load_scorer, score
+from vantage.schemas.recipe.terms import LengthPenalty, ModelTerm, VerifierTerm
+from vantage.tasks.rewards import length_penalties
+from vantage.tasks.rewards.scoring import Scores, Summand, load_scorer, score
+from vantage.tasks.rewards.term_scores import Responses, Source
 
 CPU = torch.device("cpu")
 PROMPTS = ["3 a+4?", "3 a+4?", "5 a-1 b-1?"]
@@ -61,3 +64,68 @@ def test_terms_are_added_with_their_weights(pipeline: Any) -> None:
 def test_a_missing_end_is_paid_for(pipeline: Any, rule: MissingEos, expected: list[float]) -> None:
     _, result = scored(pipeline, Reward(terms=(VerifierTerm(verifier="arithmetic"),), missing_eos=rule))
     assert result.total.tolist() == expected
+
+
+def test_every_part_of_scores_goes_where_its_row_goes() -> None:
+    """Every number is another, so that none can be taken for that of another row, part or token."""
+    scores = Scores(
+        total=torch.tensor([1.0, 2.0, 3.0]),
+        weighted_sum=torch.tensor([4.0, 5.0, 6.0]),
+        by_term={"one": torch.tensor([7.0, 8.0, 9.0]), "two": torch.tensor([10.0, 11.0, 12.0])},
+        graded=("two",),
+        summands=(
+            Summand(0.5, torch.tensor([13.0, 14.0, 15.0]), whiten=True),
+            Summand(2.0, torch.tensor([16.0, 17.0, 18.0]), shapes=True),
+        ),
+        steps=torch.arange(20.0, 32.0).view(3, 4),
+    )
+    found = scores.select(torch.tensor([2, 0]), width=3)
+    assert found.total.tolist() == [3.0, 1.0]
+    assert found.weighted_sum.tolist() == [6.0, 4.0]
+    assert {name: term.tolist() for name, term in found.by_term.items()} == {
+        "one": [9.0, 7.0],
+        "two": [12.0, 10.0],
+    }
+    assert [(each.weight, each.scores.tolist()) for each in found.summands] == [
+        (0.5, [15.0, 13.0]),
+        (2.0, [18.0, 16.0]),
+    ]
+    assert [(each.whiten, each.shapes) for each in found.summands] == [(True, False), (False, True)]
+    assert found.steps is not None
+    assert found.steps.tolist() == [[28.0, 29.0, 30.0], [20.0, 21.0, 22.0]]
+
+
+SAMPLING_EIGHT_TOKENS = cast(
+    Source, SimpleNamespace(job=SimpleNamespace(generation=SimpleNamespace(max_response_tokens=8)))
+)
+
+
+def of_lengths(lengths: list[int], prompts: list[str], answers: list[str | None]) -> Responses:
+    """Responses of so many tokens."""
+    sequences = collate([[1]] * len(lengths), [[8] * length for length in lengths], pad_token_id=0)
+    return Responses(sequences, prompts, [""] * len(lengths), answers, CPU, PassLimits(2))
+
+
+def test_a_length_is_relative_to_responses_to_the_same_prompt_and_answer() -> None:
+    """The prompt ``a`` has lengths 2, 6 and 4 with the answer 1, and 3 and 5 with 2; ``b`` has one."""
+    given = of_lengths([2, 3, 6, 5, 4, 7], [*"aaaaab"], ["1", "2", "1", "2", "1", "1"])
+    scores = length_penalties.load(LengthPenalty(length="relative"), SAMPLING_EIGHT_TOKENS)
+    assert scores(given).tolist() == [0.5, 0.5, -0.5, -0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        (LengthPenalty(length="overlong", limit=10, buffer=0.4), [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]),
+        (LengthPenalty(length="overlong", buffer=0.75), [0.0, 0.0, -1 / 6, -0.5, -4 / 6, -1.0]),
+        (LengthPenalty(length="linear", limit=5), [-0.8, -1.2, -1.4, -1.8, -2.0, -2.6]),
+        (LengthPenalty(length="linear"), [-0.5, -0.75, -0.875, -1.125, -1.25, -1.625]),
+    ],
+)
+def test_limits_and_buffers_of_lengths_are_the_term_s_own(term: LengthPenalty, expected: list[float]) -> None:
+    """The longest response that sampling allows has 8 tokens; these have 4, 6, 7, 9, 10 and 13."""
+    scores = length_penalties.load(term, SAMPLING_EIGHT_TOKENS)
+    given = of_lengths([4, 6, 7, 9, 10, 13], [*"abcdef"], [None] * 6)
+    if term.length == "overlong" and term.limit is None:
+        given = of_lengths([1, 2, 3, 5, 6, 8], [*"abcdef"], [None] * 6)
+    assert scores(given).tolist() == pytest.approx(expected)

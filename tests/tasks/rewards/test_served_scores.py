@@ -1,18 +1,22 @@
 """Judges and reward servers: whatever fails on the way, the scores are those of a server that never fails, or there are none."""
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
-from tests.support.fake_judge_server import FakeJudge, points
+from tests.support.fake_judge_server import FakeJudge, Faults, points
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.served_scores import JudgeServer, RewardServer
 from vantage.schemas.recipe.terms import HttpTerm, JudgeTerm
+from vantage.schemas.records.stored_answers import read_answer
 from vantage.tasks.data.rows import write_rows
 from vantage.tasks.rewards import answer_file, asking, http_scores, judge_scores
 from vantage.tasks.rewards.answer_file import answers_in
@@ -143,6 +147,22 @@ def test_failing_calls_change_no_score_and_nothing_is_asked_twice(
     assert scored(load(tmp_path / "failing", asked)) == whole
     assert set(server.seen.questions.values()) == {1}
     assert answer_metrics()["judge_failed_calls"] >= 7
+
+
+def test_each_failed_call_is_counted_once(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    """Three calls of one term, each of them with failures; the last asks about nothing new."""
+    server.faults.share = 0.4
+    scores = load(tmp_path, judge(server))
+    counts = []
+    for rows in (slice(0, 12), slice(12, 24), slice(0, 24)):
+        before = server.seen.num_requests
+        scored(scores, rows)
+        counts.append((server.seen.num_requests - before, answer_metrics()))
+    asked = [metrics["judge_asked"] for _, metrics in counts]
+    assert asked == [12, 12, 0]
+    failed = [metrics["judge_failed_calls"] for _, metrics in counts]
+    assert failed == [number - new for (number, _), new in zip(counts, asked, strict=True)]
+    assert min(failed[:2]) > 0 == failed[2]
 
 
 def test_stored_answers_are_read_again_without_any_server(
@@ -324,6 +344,51 @@ def test_a_budget_ends_the_stage_and_a_larger_one_goes_on(
     assert metrics["judge_tokens"] == sum(len(text.split()) + 2 for text in asked)
 
 
+@pytest.mark.parametrize("end", ["budget", "refusal"])
+def test_what_is_under_way_when_a_stage_ends_is_answered_and_kept(
+    server: FakeJudge, tmp_path: Path, fresh: Any, end: str
+) -> None:
+    """Six requests are under way, and are answered one after the other; the first ends the stage."""
+    numbers = itertools.count(1)
+
+    def refused(text: str) -> int | None:
+        is_first = PROMPTS[0] in text
+        time.sleep(0.3 if is_first else 1.0 + 0.1 * next(numbers))
+        return 400 if is_first else None
+
+    if end == "refusal":
+        server.faults.refuses = refused
+    else:
+        server.faults.raw = lambda number: time.sleep(0.2 * number)
+    spent = {"budget": {"tokens": 1}} if end == "budget" else {}
+    began = time.monotonic()
+    with pytest.raises((BudgetSpent, JudgeRefused), match="is spent|not allowed"):
+        scored(load(tmp_path, judge(server, at_once=6, **spent)))
+    assert time.monotonic() - began > 0.9
+    assert server.seen.num_requests == 6, "nothing else was asked"
+    answered = set(server.seen.questions)
+    kept = {each.asked["messages"][0]["content"] for each in answers_in(tmp_path / KEPT)}
+    assert kept == answered and len(kept) == (6 if end == "budget" else 5)
+    server.faults = Faults()
+    fresh()
+    found = scored(load(tmp_path, judge(server, at_once=6)))["judge"]
+    assert found == [float(points(question(row))) for row in range(24)]
+    assert set(server.seen.questions.values()) == {1}, "nothing was asked twice"
+
+
+def test_a_late_request_under_way_does_not_hold_up_the_end(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    """It has its own time, and is not repeated after that; one that waits for its repetition is given up at once."""
+    server.faults.raw = lambda number: (time.sleep(30.0), None)[1] if number == 1 else None
+    server.faults.refuses = lambda text: 400 if PROMPTS[2] in text else None
+    began = time.monotonic()
+    with pytest.raises(JudgeRefused, match="not allowed"):
+        scored(load(tmp_path, judge(server, at_once=3, request_seconds=1.0)), slice(0, 3))
+    assert 0.9 < time.monotonic() - began < 1.8
+    assert server.seen.num_requests == 3
+
+
 def test_requests_are_under_way_at_once_and_no_more_than_allowed(
     server: FakeJudge, tmp_path: Path, fresh: Any
 ) -> None:
@@ -337,6 +402,66 @@ def test_requests_are_spread_over_a_minute(server: FakeJudge, tmp_path: Path, fr
     times = server.seen.times
     assert len(times) == 12
     assert times[-1] - times[0] >= (12 - 1) / 10 * 0.9
+
+
+def test_a_batch_waits_for_the_rate_of_the_one_before_it(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    scores = load(tmp_path, judge(server, requests_per_minute=100.0))
+    for row in range(3):
+        scored(scores, slice(row, row + 1))
+    assert all(later - before >= 0.55 for before, later in pairwise(server.seen.times))
+
+
+@pytest.mark.parametrize(
+    ("wish", "least", "most"),
+    [("1", 1.0, 1.8), ("0", 0.0, 0.8), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0, 0.8), ("-5", 0.0, 0.8)],
+)
+def test_a_server_s_wish_is_waited_for(
+    server: FakeJudge, tmp_path: Path, fresh: Any, wish: str, least: float, most: float
+) -> None:
+    server.faults.wishes = {0: wish}
+    assert scored(load(tmp_path, judge(server)), slice(0, 1))["judge"] == [float(points(question(0)))]
+    first, second = server.seen.times
+    assert least <= second - first < most
+
+
+@pytest.mark.parametrize(
+    ("wish", "seconds"),
+    [("7", 7.0), ("299", 299.0), ("301", 300.0), ("9" * 400, 300.0), ("1.5", 0.0), ("1e2", 0.0), ("٣", 0.0)]
+    + [(odd, 0.0) for odd in ("", "inf", "nan", "-1", "+1", "0x10", "1, 2", "soon")],
+)
+def test_an_odd_wish_is_none(wish: str, seconds: float) -> None:
+    response = httpx.Response(429, headers=[(b"Retry-After", wish.encode())])
+    assert asking._retry_after(response) == seconds
+
+
+def test_one_question_that_always_fails_ends_the_stage_though_others_are_answered(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "MAX_TRIES", 4)
+    server.faults.refuses = lambda text: 503 if PROMPTS[1] in text else None
+    with pytest.raises(JudgeUnavailable, match="4 requests with one question failed"):
+        scored(load(tmp_path, judge(server, at_once=2, patience_seconds=20.0)), slice(0, 6))
+    assert server.seen.num_requests == 5 + 4
+
+
+def test_patience_is_with_a_server_that_answers(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    """All answers together take twice the patience; a request that fails near the end is repeated all the same."""
+    server.delay, server.faults.wishes = 0.1, {14: "0"}
+    found = scored(load(tmp_path, judge(server, at_once=1, patience_seconds=0.8)), slice(0, 16))["judge"]
+    assert found == [float(points(question(row))) for row in range(16)]
+    assert server.seen.num_requests == 17
+
+
+def test_a_budget_of_tokens_counts_questions_and_answers(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    """All questions have as many words as the first one, and an answer has two."""
+    tokens = len(question(0).split()) + 2
+    with pytest.raises(BudgetSpent, match=rf"budget\.tokens={5 * tokens} is spent \({5 * tokens} for critic"):
+        scored(load(tmp_path, judge(server, at_once=1, budget={"tokens": 5 * tokens})))
+    assert server.seen.num_requests == 5
 
 
 def test_a_reward_server_gets_batches_and_gives_named_scores(
@@ -396,6 +521,32 @@ def test_a_body_with_a_name_twice_is_no_answer(server: FakeJudge, tmp_path: Path
     assert server.seen.num_requests == 2
 
 
+def test_other_names_are_another_question(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    for names in (("clear",), ("clear", "short")):
+        server.names = names
+        fresh()
+        http = RewardServer(url=server.url, version="3", names=names, patience_seconds=5.0)
+        found = scored(load(tmp_path, http), slice(0, 4))
+        text = [PROMPTS[row] + RESPONSES[row] for row in range(4)]
+        assert found == {f"judge.{name}": [points(each, name) / 4 for each in text] for name in names}
+    assert [each.time for each in answers_in(tmp_path / KEPT)] == [0] * 8
+    assert {tuple(each.asked["names"]) for each in answers_in(tmp_path / KEPT)} == {
+        ("clear",),
+        ("clear", "short"),
+    }
+
+
+@pytest.mark.parametrize("bad", [1e39, -1e39, 10**50])
+def test_a_score_beyond_the_numbers_of_float32_is_unreadable(
+    server: FakeJudge, tmp_path: Path, fresh: Any, bad: float
+) -> None:
+    server.faults.bad_scores = lambda item, time: bad if time == 0 else None
+    http = RewardServer(url=server.url, version="3", patience_seconds=5.0)
+    found = scored(load(tmp_path, http), slice(0, 2))["judge"]
+    assert found == [points(PROMPTS[row] + RESPONSES[row]) / 4 for row in range(2)]
+    assert answer_metrics()["judge_unreadable"] == 2
+
+
 def test_a_name_that_is_missing_is_refused(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     server.names = ("clear",)
     asked = RewardServer(url=server.url, version="2", ask_again=0, names=("clear", "short"))
@@ -418,6 +569,63 @@ def test_every_prefix_of_the_file_is_a_file(server: FakeJudge, tmp_path: Path, f
         file.close()
         assert sorted(path.read_bytes().splitlines()) == sorted(data.splitlines())
         path.unlink()
+
+
+def test_the_first_of_two_answers_to_a_question_counts(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    """Two processes that wrote one file at a time that should not have been would leave such lines."""
+    scored(load(tmp_path, judge(server)), slice(0, 2))
+    fresh()
+    first, second = (tmp_path / KEPT).read_bytes().splitlines(keepends=True)
+    other = replace_answer(first, "score: 99")
+    (tmp_path / "twice").write_bytes(first + second + other)
+    read = answer_file.AnswerFile(tmp_path / "twice")
+    kept = [read_answer(line) for line in (first, second)]
+    assert len(read) == 2
+    assert read.answer(kept[0].asked_as) == (kept[0].answer, kept[0].question_tokens, kept[0].answer_tokens)
+    assert read.number_of(kept[0].question) == 1
+    assert read.tokens_of("critic") == (
+        sum(each.question_tokens for each in kept),
+        sum(each.answer_tokens for each in kept),
+    )
+    counts = answer_file.write_sorted(tmp_path / "twice", tmp_path / "sorted")
+    assert sorted((tmp_path / "sorted").read_bytes().splitlines()) == sorted(
+        line.strip() for line in (first, second)
+    )
+    assert (counts["questions"], counts["answers"]) == (2.0, 2.0)
+
+
+def replace_answer(line: bytes, answer: str) -> bytes:
+    """Return a line of the file with another answer to its question."""
+    return read_answer(line).model_copy(update={"answer": answer}).line().encode() + b"\n"
+
+
+def test_nothing_is_left_of_a_line_that_did_not_fit_on_the_disk(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored(load(tmp_path, judge(server)), slice(0, 3))
+    fresh()
+    lines = (tmp_path / KEPT).read_bytes().splitlines(keepends=True)
+    file = answer_file.AnswerFile(tmp_path / "full")
+    file.add(read_answer(lines[0]))
+    whole = file._file
+
+    class Full:
+        """A file on a disk that has room for half of what is written."""
+
+        def write(self, data: bytes) -> int:
+            return whole.write(data[: len(data) // 2])
+
+        def fileno(self) -> int:
+            return whole.fileno()
+
+    monkeypatch.setattr(file, "_file", Full())
+    with pytest.raises(OSError, match="bytes of an answer could be written"):
+        file.add(read_answer(lines[1]))
+    monkeypatch.undo()
+    assert (tmp_path / "full").read_bytes() == lines[0]
+    assert file.answer(read_answer(lines[1]).asked_as) is None
+    file.add(read_answer(lines[2]))
+    assert (tmp_path / "full").read_bytes() == lines[0] + lines[2]
 
 
 def test_a_damaged_line_is_asked_about_again(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:

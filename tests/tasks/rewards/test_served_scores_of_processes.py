@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import prepared_process
 from tests.support.fake_judge_server import FakeJudge, points
-from tests.support.on_ranks import ROOT, on_ranks
+from tests.support.on_ranks import on_ranks
 from tests.tasks.rewards.test_served_scores import PROMPTS, fresh, judge, load, question, scored
 from vantage.schemas.recipe.served_scores import JudgeServer
 from vantage.tasks.rewards.answer_file import answers_in
@@ -24,20 +24,17 @@ from vantage.tasks.training.scratch import ANSWERS
 
 __all__ = ["fresh"]
 
-SCRIPT = """\
-import sys
-from pathlib import Path
-from tests.tasks.rewards.test_served_scores_of_processes import scored_in
-folder = Path(sys.argv[1])
-print(*scored_in(folder)["scores"].tolist())
-"""
-
 
 def scored_in(folder: Path) -> dict[str, Any]:
     """Score all responses by the judge that the folder describes, as one process does, or one of several ranks."""
     server = JudgeServer.model_validate_json((folder / "judge.json").read_bytes())
     scores = torch.tensor(scored(load(folder, server))["judge"])
     return {"scores": scores, "asked": answer_metrics()["judge_asked"]}
+
+
+def main() -> None:
+    """Print the scores, in a process of its own."""
+    print(*scored_in(Path(sys.argv[1]))["scores"].tolist())
 
 
 def described(folder: Path, server: FakeJudge, **fields: Any) -> Path:
@@ -60,22 +57,21 @@ def test_two_ranks_ask_each_question_once(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_while_it_asks_asks_nothing_again_that_was_answered(tmp_path: Path) -> None:
     with FakeJudge(delay=0.15) as server:
         folder = described(tmp_path / "killed", server, at_once=2)
-        command = [sys.executable, "-c", SCRIPT, str(folder)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         kept: set[str] = set()
         kills = 0
         for answers in (1, 5, 6, 13, 22):  # there when it is killed
             before = server.seen.num_requests
-            process = subprocess.Popen(command, env=environment, cwd=ROOT)
-            while len(list(answers_in(folder / ANSWERS))) < answers:
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            with prepared_process.started(__name__, str(folder)) as process:
+                while len(list(answers_in(folder / ANSWERS))) < answers:
+                    time.sleep(0.01)
+                process.kill()
+                assert process.wait(30.0).returncode == -signal.SIGKILL
             kills += 1
             asked = {body["messages"][0]["content"] for body in server.seen.bodies[before:]}
             assert not asked & kept
             kept = {each.asked["messages"][0]["content"] for each in answers_in(folder / ANSWERS)}
-        ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+        ended = prepared_process.run(__name__, str(folder))
+    assert ended.returncode == 0, ended.stderr
     expected = [float(points(question(row))) for row in range(len(PROMPTS))]
     assert list(map(float, ended.stdout.split())) == expected
     assert server.seen.num_requests <= len(PROMPTS) + 2 * kills

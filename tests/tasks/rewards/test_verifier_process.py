@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from tests.support.packages import copy_packages
+from tests.support.real_runs import wait_for
 from vantage.attempts.launchers.stage_process import explain
 from vantage.tasks.rewards import verifier_process
 from vantage.tasks.rewards.verifier_file import BrokenVerifier
@@ -140,6 +142,35 @@ def test_what_ends_or_breaks_the_process_is_told_as_the_verifiers(
 
 
 @pytest.mark.parametrize(
+    "written",
+    [b"true\n", b"[]\n", b"[1, 2]\n", b"garbage\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b"[1e999]\n", b'{"a": "b"}\n', b"{}\n"],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["verify", "the file"])
+def test_a_verifier_that_writes_into_our_pipes_is_at_fault(
+    tmp_path: Path, verifier: VerifierProcess, written: bytes, where: str
+) -> None:
+    """It writes to every descriptor that it finds open."""
+    (tmp_path / "written").write_bytes(written)
+    before = f"""import os, pathlib
+def write():
+    read = pathlib.Path({str(tmp_path / "written")!r}).read_bytes()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            number > 2 and os.write(number, read)
+        except OSError:
+            pass
+"""
+    if where == "verify":
+        define(tmp_path, "write(); return True", before=before)
+    else:
+        define(tmp_path, "return True", before=f"{before}write()")
+    message = refusal(verifier)
+    assert message.startswith("verifiers.mine: ")
+    assert "answered b" in message
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
     "body",
     [
         "while True: pass",
@@ -164,6 +195,36 @@ def test_a_call_without_end_is_ended(
     if "sigmask" not in body and "fork" not in body:
         assert "(line 3, in verify)" in message
     assert children() <= before
+
+
+STOPPED = """
+import sys
+from vantage.tasks.rewards import verifier_process
+from vantage.tasks.rewards.verifier_process import VerifierProcess
+verifier_process.CALL_SECONDS = 3.0
+process = VerifierProcess({"file": sys.argv[1], "function": "verify"}, name="mine", function="verify")
+print(process("1+1?", "2", "2"), flush=True)
+process.close()
+"""
+
+
+def test_a_stage_that_was_stopped_does_not_blame_the_verifier(tmp_path: Path) -> None:
+    """Stopped for longer than a call may take, by a signal that the verifier itself sends."""
+    define(
+        tmp_path,
+        "pathlib.Path(FILE).touch(); os.kill(os.getppid(), signal.SIGSTOP); time.sleep(6); return True",
+        before=f"import os, pathlib, signal, time\nFILE = {str(tmp_path / 'stops')!r}",
+    )
+    command = [sys.executable, "-c", STOPPED, str(tmp_path / "verifier.py")]
+    stage = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_for((tmp_path / "stops").exists, seconds=60.0)
+        time.sleep(5.0)  # of the call's six seconds; it may take three
+        assert psutil.Process(stage.pid).status() == psutil.STATUS_STOPPED
+        stage.send_signal(signal.SIGCONT)
+        assert stage.communicate(timeout=60)[0] == "True\n"
+    finally:
+        stage.kill()
 
 
 def test_the_time_is_that_of_one_call_and_not_of_a_batch(

@@ -1,5 +1,6 @@
 """What the judge of evaluation and of preference collection makes of the same responses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from vantage.schemas.recipe.rewards import (
     Reward,
 )
 from vantage.schemas.recipe.terms import ModelTerm
-from vantage.tasks.rollout.judging import load_judge
+from vantage.tasks.rewards.scoring import Scorer, Term
+from vantage.tasks.rewards.term_scores import Responses
+from vantage.tasks.rollout.judging import RewardJudge, load_judge
 from vantage.tasks.rollout.rollouts import Sampled
 
 CPU = torch.device("cpu")
@@ -54,3 +57,22 @@ def test_a_reward_says_its_scores_with_its_rule_for_missing_ends(pipeline: Any) 
     with torch.no_grad():
         raw = scores(load_scalar(pipeline.folder("reward")), SAMPLED.sequences)
     torch.testing.assert_close(judged(job, Judge(reward="main")), 2.0 * raw - torch.tensor([0.0, 0.0, 0.5]))
+
+
+def test_a_reward_is_told_everything_about_the_responses() -> None:
+    seen: list[Responses] = []
+
+    def scored(given: Responses) -> torch.Tensor:
+        seen.append(given)
+        return torch.tensor([1.0, 2.0, 4.0])
+
+    talk = [{"role": "user", "content": "3 a+4?"}]
+    sampled = replace(SAMPLED, conversations=[talk, None, None])
+    scorer = Scorer((Term("mine", 0.5, scored),), MissingEos(replace=-3.0))
+    assert RewardJudge(scorer, PassLimits(2))(sampled).tolist() == [0.5, 1.0, -3.0]
+    [given] = seen
+    assert given.turns == [talk, "3 a+4?", "5 a-1 b-1?"]
+    assert (given.prompts, given.responses) == (SAMPLED.prompts, SAMPLED.responses)
+    assert given.answers == ["yes", None, "no"]
+    assert given.ended.tolist() == [True, True, False]
+    assert given.sequences is SAMPLED.sequences and given.limits == PassLimits(2)

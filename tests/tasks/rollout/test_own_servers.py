@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from tests.support.fake_vllm_server import PROGRAM
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand
 from tests.tasks.rollout.test_vllm_engine import moved, parts
 from vantage.attempts.machine import num_ranks
@@ -38,7 +41,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(autouse=True)
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start the small program in place of vLLM, which is not installed here."""
-    monkeypatch.setattr(own_servers, "PROGRAM", (sys.executable, "-m", "tests.support.fake_vllm_server"))
+    monkeypatch.setattr(own_servers, "PROGRAM", PROGRAM)
     monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -55,7 +58,7 @@ def engine_of(policy: PolicyModel, codec: Codec, servers: int, **settings: Any) 
 
 
 def programs() -> list[psutil.Process]:
-    """The servers that this process has started and that run, with the processes that guard them."""
+    """The servers that this process has started and that run, with the two processes that guard each of them."""
     return [
         each
         for each in psutil.Process().children(recursive=True)
@@ -72,7 +75,7 @@ def test_a_server_of_the_stage_samples_and_ends_with_it(pipeline: Any, tmp_path:
         assert_alike(found, by_hand(policy, codec, prompts, count=2, seed=seed))
         moved(policy, 0.05)
         engine.take_weights(policy.causal_lm.named_parameters())
-    assert len(programs()) == 2, "the server and what guards it, started once"
+    assert len(programs()) == 3, "the server and what guards it, started once"
     own_servers.close_own_servers()
     assert programs() == []
 
@@ -88,7 +91,7 @@ def test_a_server_that_dies_or_hangs_is_started_again(
     engine = engine_of(policy, codec, 1, request_seconds=20.0 if "stops_at" in faults else 3.0)
     found = engine.generate(prompts, count=2, seed=1)
     assert_alike(found, by_hand(policy, codec, prompts, count=2, seed=1))
-    assert len(programs()) == 2
+    assert len(programs()) == 3
 
 
 @pytest.mark.slow
@@ -112,7 +115,7 @@ def test_a_server_that_cannot_start_is_refused_with_the_end_of_its_log(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = "import sys; sys.exit('no kernel for this model')"
-    monkeypatch.setattr(own_servers, "PROGRAM", (sys.executable, "-c", failing))
+    monkeypatch.setattr(own_servers, "PROGRAM", ("-c", failing))
     policy, codec, prompts = parts(pipeline)
     with pytest.raises(
         ServerRefused, match=r"server 0 did not start; its log ends with: .*no kernel for this model"
@@ -127,7 +130,7 @@ def test_a_whole_stage_samples_with_two_servers_of_its_own(pipeline: Any, tmp_pa
     run_stage(job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})}))
     digests = [entry.metrics["sampled_weights"] for entry in read(job.scratch / JOURNAL)]
     assert len(set(digests)) == len(digests) == job.work.iterations
-    assert len(programs()) == 4
+    assert len(programs()) == 6
 
 
 WANTING = """
@@ -142,18 +145,23 @@ time.sleep(600)
 """
 
 
-def test_what_a_killed_stage_has_started_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["the stage", "what guards the server"])
+def test_what_a_killed_stage_has_started_ends(killed: str) -> None:
+    """Ray kills the children of a worker that ends, and no others: what guards the server may end first."""
     wanting = subprocess.Popen([sys.executable, "-c", WANTING], stdout=subprocess.PIPE, text=True)
     assert wanting.stdout is not None
     guarding = psutil.Process(int(wanting.stdout.readline()))
     deadline = time.monotonic() + 30
-    while not guarding.children() and time.monotonic() < deadline:
+    while len(guarding.children()) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     started = [guarding, *guarding.children()]
-    assert len(started) == 2
-    os.kill(wanting.pid, signal.SIGKILL)
+    assert len(started) == 3
+    os.kill(wanting.pid if killed == "the stage" else guarding.pid, signal.SIGKILL)
+    if killed == "the stage":
+        wanting.wait()
+    _, alive = psutil.wait_procs(started[1:], timeout=30)
+    wanting.kill()
     wanting.wait()
-    _, alive = psutil.wait_procs(started, timeout=30)
     assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -179,3 +187,33 @@ def test_the_gpus_of_servers_have_no_rank(monkeypatch: pytest.MonkeyPatch) -> No
         match="rollout.servers=3 needs as many GPUs beside those of 1 rank.*set resources.gpus to 4",
     ):
         own_servers._gpus_beside(3)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "chosen", "expected"),
+    [
+        ("3", (9, 0), None, "1"),
+        ("3", (8, 0), None, "1"),
+        ("3", (7, 5), None, None),
+        ("3", (9, 0), "0", "0"),
+        pytest.param(None, None, None, None, id="on CPUs"),
+    ],
+)
+def test_a_server_on_a_gpu_samples_each_response_as_if_it_were_alone(
+    gpu: str | None,
+    capability: tuple[int, int] | None,
+    chosen: str | None,
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's batch-invariant mode, where the GPU has it, unless the environment sets another value."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    settings = own_servers.Settings(precision="float32", max_tokens=8, max_rows=None, seconds=1.0)
+    policy: Any = SimpleNamespace(device=torch.device("cpu" if gpu is None else "cuda"))
+    program = own_servers._program(policy, tmp_path, 0, key="k", settings=settings)
+    placed = program if gpu is None else own_servers._on_gpu(program, gpu)
+    found = placed.environment({} if chosen is None else {"VLLM_BATCH_INVARIANT": chosen})
+    assert found.get("VLLM_BATCH_INVARIANT") == expected
+    assert found.get("CUDA_VISIBLE_DEVICES") == gpu
+    assert found["TRITON_F32_DEFAULT"] == "ieee"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +25,12 @@ from vantage.tasks.rollout.prompted_judge import (
     PromptedJudge,
     UnusableJudge,
     answer_ids,
+    encoded_questions,
     judge_pairs,
     load_prompted_judge,
     preferences,
     question,
+    refuse_long_responses,
 )
 from vantage.tasks.rollout.rollouts import Sampled
 from vantage.tasks.training import progress
@@ -181,6 +184,38 @@ def test_preferences_are_those_of_the_models_own_forward_pass() -> None:
         UnusableJudge, match=r"judge.model='x' reads 256 tokens, and its longest question has \d+"
     ):
         preferences(short, prompts, firsts, seconds)
+
+
+def reading(tokens: int) -> PromptedJudge:
+    """A judge that reads so many tokens, and whose longer answer has five."""
+    judge = by_hand({})
+    policy = SimpleNamespace(
+        causal_lm=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=tokens))
+    )
+    answers = answer_ids(judge.tokenizer, ("first", "B"), field="judge.answers")
+    return replace(judge, policy=policy, answers=answers)  # type: ignore[arg-type]
+
+
+def tokens_of(text: str) -> int:
+    """Tokens of a user's turn, by transformers alone."""
+    talk = [{"role": "user", "content": text}]
+    ids = build_byte_tokenizer().apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
+    return len(ids)
+
+
+def test_the_longest_question_fits_with_its_longer_answer_and_no_token_more() -> None:
+    shown = (["a", "a longer prompt"], ["yes", "of course"], ["no", "never"])
+    exact = tokens_of("a longer prompt|of course|never=") + 5
+    assert len(encoded_questions(reading(exact), *shown)[1]) == exact - 5
+    with pytest.raises(UnusableJudge, match=f"its longest question has {exact} with its answer"):
+        encoded_questions(reading(exact - 1), *shown)
+
+
+def test_two_responses_of_the_longest_length_fit_and_no_token_more() -> None:
+    exact = tokens_of("a longer prompt||=") + 2 * 20 + 5
+    refuse_long_responses(reading(exact), ["a", "a longer prompt"], 20)
+    with pytest.raises(UnusableJudge, match=f"max_response_tokens=20 can have {exact}; shorten template"):
+        refuse_long_responses(reading(exact - 1), ["a", "a longer prompt"], 20)
 
 
 @pytest.mark.parametrize(("answers"), [("A", "AB"), ("hello", "hell")])

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,29 @@ def test_a_server_that_keeps_old_weights_is_found(
     servers[1].faults.keeps_old_weights = True
     moved(policy, by)
     with pytest.raises(WeightsDiffer, match=message):
+        engine.take_weights(policy.causal_lm.named_parameters())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_one_bit_of_a_weight_is_found_by_checksums(
+    is_known: bool, pipeline: Any, servers: list[FakeServer]
+) -> None:
+    """No log-probability of the fixed rows shows it; a server without checksums is believed."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, servers)
+    engine.generate(prompts, count=1, seed=1)
+    servers[1].faults.flipped = {2}
+    if not is_known:
+        servers[1].faults.unknown = {"/weight_checker"}
+    moved(policy, 0.01)
+    with (
+        nullcontext()
+        if not is_known
+        else pytest.raises(
+            WeightsDiffer,
+            match=r"the sha256 of 1 of the \d+ that agreed before differ, the first that of .*qkv_proj",
+        )
+    ):
         engine.take_weights(policy.causal_lm.named_parameters())
 
 

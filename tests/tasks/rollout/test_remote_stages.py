@@ -10,7 +10,7 @@ from tests.support.fake_vllm_server import FakeServer, serving
 from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.rollout.test_engine import best_of_n_job
-from tests.tasks.test_stages_on_ranks import moved, result_of, start
+from tests.tasks.test_stages_on_ranks import moved, of_preset, result_of, start
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.records.job import StageJob
@@ -47,11 +47,12 @@ def metrics_of(job: StageJob) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("kind", ["policy", "best_of_n", "collected", "evaluation", "value"])
 def test_whole_stages_sample_with_servers(
-    kind: str, pipeline: Any, servers: list[FakeServer], tmp_path: Path
+    kind: str, pipeline: Any, few_prompts: Path, servers: list[FakeServer], tmp_path: Path
 ) -> None:
     """The trainer's log-probabilities are the servers', after every update; each rollout was sampled by the newest weights."""
     job = best_of_n_job(pipeline, tmp_path) if kind == "best_of_n" else pipeline.job(kind, folder=tmp_path)
     job = served(job, servers)
+    job = job.model_copy(update={"inputs": job.inputs | {"prompts": few_prompts}})
     run_stage(job)
     assert all(server.seen.seeds for server in servers)
     assert not (job.scratch / "weights").exists()
@@ -109,24 +110,46 @@ def test_a_stage_goes_on_when_its_servers_are_back(
     assert sum(metrics["engine_failures"] for metrics in metrics_of(cut)) > 0
 
 
+@pytest.mark.parametrize(
+    "strategy, preset, ahead",
+    [
+        ("ddp", None, 0),
+        pytest.param("ddp", None, 1, id="ddp, and the next rollout meanwhile"),
+        pytest.param("fsdp2", None, 0, id="fsdp2: each rank holds a half of every weight"),
+        pytest.param("fsdp2", None, 1, id="fsdp2, and the next rollout meanwhile"),
+        pytest.param("fsdp2", "remax", 0, id="fsdp2, and greedy responses, read at another temperature"),
+    ],
+)
 def test_two_ranks_ask_for_their_own_responses(
-    pipeline: Any, servers: list[FakeServer], tmp_path: Path
+    strategy: str,
+    preset: str | None,
+    ahead: int,
+    pipeline: Any,
+    servers: list[FakeServer],
+    tmp_path: Path,
 ) -> None:
     """The same weights and metrics as one process has; each response is asked for once, and one rank gives the weights."""
 
     def job_in(folder: Path) -> StageJob:
         folder.mkdir()
-        job: StageJob = pipeline.job("policy", folder=folder, iterations=3)
-        return served(job.model_copy(update={"work": resolve_work(job.work)}), servers)
+        if preset is not None:
+            job = of_preset(preset, iterations=2)(pipeline, folder)
+            generation = job.generation.model_copy(update={"temperature": 0.7})
+            return served(job.model_copy(update={"generation": generation}), servers)
+        job = pipeline.job("policy", folder=folder, iterations=3)
+        job = served(job.model_copy(update={"work": resolve_work(job.work)}), servers)
+        rollout = job.work.rollout.model_copy(update={"ahead": ahead})  # type: ignore[union-attr]
+        return job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})})
 
     alone, together = job_in(tmp_path / "alone"), job_in(tmp_path / "together")
     expected = run_to_compare(alone)
     before = {seed for server in servers for seed in server.seen.seeds}
     num_before = sum(len(server.seen.seeds) for server in servers)
-    start(2, tmp_path / "jobs", [together], eps=ADAM_EPS)
+    start(2, tmp_path / "jobs", [together], eps=ADAM_EPS, strategy=strategy)
     seeds = [seed for server in servers for seed in server.seen.seeds][:]
     assert set(seeds) == before and len(seeds) == 2 * num_before
     assert_alike_weights(moved(together), moved(alone), learning_rate=alone.work.learning_rate)
     results = [result_of(together, rank) for rank in range(2)]
     assert results[0].metrics == results[1].metrics
     assert_alike(results[0].metrics, expected.metrics, rel=2e-3, abs=2e-4)
+    assert not (together.scratch / "weights").exists()

@@ -1,7 +1,9 @@
 """Sampling with vLLM, by a module that has the same calls and fails on request."""
 
 import random
+import weakref
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from vantage.models.policy import PolicyModel
 from vantage.models.sampling import sample
 from vantage.schemas.metric_names import ENGINE
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.rollout import Ahead, Sampling
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Codec, codec_of, read_prompts
+from vantage.tasks.rollout import running_vllm
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
-from vantage.tasks.rollout.running_vllm import VllmFailed
+from vantage.tasks.rollout.running_vllm import VllmCannotStart, VllmFailed
 from vantage.tasks.rollout.vllm_engine import VllmEngine
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.engine_record import engine_metrics
@@ -139,6 +142,42 @@ def test_an_update_that_is_skipped_is_found(by: float, message: str, pipeline: A
         engine.take_weights(policy.causal_lm.named_parameters())
 
 
+@pytest.mark.parametrize("chosen", [None, True, False, "not computed"])
+def test_one_bit_of_a_weight_is_found_by_checksums(
+    chosen: bool | str | None, pipeline: Any, faults: Faults
+) -> None:
+    """No log-probability of the fixed rows shows it."""
+    policy, codec, prompts = parts(pipeline)
+    faults.has_no_checksums = chosen == "not computed"
+    rollout = Sampling(engine="vllm", checksums=None if isinstance(chosen, str) else chosen)
+    engine = load_engine(policy, codec, limits=PassLimits(), rollout=rollout)
+    engine.generate(prompts, count=1, seed=1)
+    faults.flipped = {2}
+    moved(policy, 0.01)
+    is_found = chosen in (None, True) and not faults.has_no_checksums
+    with (
+        nullcontext()
+        if not is_found
+        else pytest.raises(
+            WeightsDiffer,
+            match=r"the sha256 of 1 of the \d+ that agreed before differ, the first that of .*qkv_proj",
+        )
+    ):
+        engine.take_weights(policy.causal_lm.named_parameters())
+
+
+def test_checksums_are_those_of_joined_and_padded_weights(
+    pipeline: Any, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, codec, prompts = parts(pipeline)
+    caplog.set_level("INFO")
+    engine_of(policy, codec).generate(prompts, count=1, seed=1)
+    [line] = [each for each in caplog.messages if each.startswith("the checksums of")]
+    number = len(fake_vllm.checksums_of(policy.causal_lm))
+    assert line == f"the checksums of {number} of {number} parameters of vLLM agree"
+    assert number < len(list(policy.causal_lm.parameters()))
+
+
 def test_weights_that_were_pushed_by_hand_are_found(pipeline: Any, faults: Faults) -> None:
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec)
@@ -183,7 +222,7 @@ def test_an_engine_that_goes_on_breaking_ends_the_stage(pipeline: Any, faults: F
 def test_an_engine_that_cannot_start_at_all_is_not_tried_again(pipeline: Any, faults: Faults) -> None:
     policy, codec, prompts = parts(pipeline)
     faults.failing_starts = {1}
-    with pytest.raises(VllmFailed, match=r"could not start: start 1 is broken.*engine: loop"):
+    with pytest.raises(VllmCannotStart, match=r"could not start: start 1 is broken"):
         engine_of(policy, codec).generate(prompts, count=2, seed=4)
     assert faults.starts == 1
 
@@ -238,13 +277,7 @@ def test_one_engine_ends_where_another_begins(pipeline: Any, faults: Faults) -> 
     assert faults.starts == 3
 
 
-def test_adapters_and_a_missing_package_are_refused(
-    lora_pipeline: Any, pipeline: Any, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = lora_pipeline.job("policy")
-    work = job.work.model_copy(update={"rollout": Ahead(engine="vllm")})
-    with pytest.raises(ValueError, match="this policy has adapters; use engine: loop, or lora: false"):
-        run_stage(job.model_copy(update={"work": work}))
+def test_a_missing_package_is_refused(pipeline: Any, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vantage.tasks.rollout.vllm_engine.find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match="needs the package vllm, which is not installed; install it as docs/rollouts.md"
@@ -253,11 +286,14 @@ def test_adapters_and_a_missing_package_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["policy", "best_of_n", "collected", "evaluation", "value"])
-def test_whole_stages_sample_with_it(kind: str, pipeline: Any, faults: Faults, tmp_path: Path) -> None:
+def test_whole_stages_sample_with_it(
+    kind: str, pipeline: Any, few_prompts: Path, faults: Faults, tmp_path: Path
+) -> None:
     """The trainer's log-probabilities are the engine's, after every update."""
     job = best_of_n_job(pipeline, tmp_path) if kind == "best_of_n" else pipeline.job(kind, folder=tmp_path)
     rollout = job.work.rollout.model_copy(update={"engine": "vllm"})
-    run_stage(job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})}))
+    work = job.work.model_copy(update={"rollout": rollout})
+    run_stage(job.model_copy(update={"work": work, "inputs": job.inputs | {"prompts": few_prompts}}))
     assert faults.asked
     if kind in ("policy", "best_of_n"):
         assert faults.starts == 1 and faults.updates > job.work.iterations
@@ -280,3 +316,69 @@ def test_a_rollout_records_which_weights_sampled_it(pipeline: Any, faults: Fault
     assert first["sampled_weights"] != second["sampled_weights"]
     assert {*first} == {*ENGINE} and first["engine_gap"] < 1e-5 and first["engine_failures"] == 0
     assert engine_metrics() == {}, "nothing was sampled"
+
+
+def test_an_engine_that_shares_a_gpu_sleeps_while_others_compute(pipeline: Any, faults: Faults) -> None:
+    """It wakes for an update and for responses; a fake one that is asleep refuses both."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec)
+    first = engine.generate(prompts, count=2, seed=1)
+    assert engine._vllm is not None and not faults.engines[0].llm_engine.is_asleep  # on a CPU it never sleeps
+    engine._vllm._can_sleep = True
+    assert engine.generate(prompts, count=2, seed=1) == first
+    assert faults.engines[0].llm_engine.is_asleep
+    assert engine.generate(prompts, count=2, seed=1) == first
+    moved(policy, 0.05)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    assert not faults.engines[0].llm_engine.is_asleep
+    after = engine.generate(prompts, count=2, seed=1)
+    assert after == engine_of(policy, codec).generate(prompts, count=2, seed=1) != first
+    assert faults.starts == 2
+
+
+def test_an_engine_that_cannot_sleep_is_started_again(pipeline: Any, faults: Faults) -> None:
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec)
+    first = engine.generate(prompts, count=2, seed=1)
+    assert engine._vllm is not None
+    engine._vllm._can_sleep = faults.fails_to_sleep = True
+    assert engine.generate(prompts, count=2, seed=1) == first
+    assert engine._vllm is None
+    assert engine.generate(prompts, count=2, seed=1) == first
+    assert faults.starts == 2
+
+
+def test_vllm_takes_what_is_free_and_the_first_of_a_process_can_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(running_vllm, "_one_has_slept", False)
+    found = []
+    for free in (80, 8):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 80))
+        found.append(running_vllm._on_gpu())
+    assert found == [
+        {"gpu_memory_utilization": 0.3, "enable_sleep_mode": True},
+        {"gpu_memory_utilization": pytest.approx(0.095)},
+    ]
+
+
+def test_an_error_of_vllm_holds_none_of_its_memory_while_it_is_handled(
+    pipeline: Any, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine that broke is collected before the next one starts: its memory is needed by that one."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec)
+    engine.generate(prompts, count=2, seed=1)
+    broken = weakref.ref(faults.engines.pop().model)
+    faults.raising_steps = {faults.steps + 2}
+    alive = []
+    started = fake_vllm.FakeLLM.__init__
+
+    def starting(self: fake_vllm.FakeLLM, *given: Any, **settings: Any) -> None:
+        alive.append(broken() is not None)
+        started(self, *given, **settings)
+
+    monkeypatch.setattr(fake_vllm.FakeLLM, "__init__", starting)
+    engine.generate(prompts, count=2, seed=1)
+    assert alive == [False]

@@ -1,8 +1,8 @@
 """Every loss of the stages, its rows shared out over ranks: its gradient, and what it reports.
 
-    python rank_losses.py MODEL RANK WORLD_SIZE RENDEZVOUS OUTPUT
+    prepared_process.run("tests.tasks.training.rank_losses", MODEL, WORLD_SIZE, OUTPUT)
 
-writes them as safetensors and JSON; ``test_ranks.py`` starts three of these and compares their sum with one process.
+forks so many gloo processes, which write them as safetensors and JSON; ``test_ranks.py`` compares their sum with one process.
 """
 
 import json
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import distributed, nn
 
+from tests.support.on_ranks import fork_ranks
 from vantage.models.folders import load_policy, load_tokenizer
 from vantage.models.heads import ScalarModel, fresh_value_head, reward_with_language_head, value_from_policy
 from vantage.models.policy import PolicyModel
@@ -463,6 +464,10 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
         "steps": steps,
         "state": asdict(attempt.state),
         "any": [ranks.any_rank(rank == 1), ranks.any_rank(False)],
+        "text": [
+            ranks.agreed_text(f"µ of rank {rank}" * (rank + 1)),
+            ranks.agreed_text("" if rank == 0 else "b"),
+        ],
         "total": [
             ranks.total(rank + 1),
             ranks.total(0.5 + rank),
@@ -472,12 +477,12 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
     }
 
 
-def main(folder: Path, rank: int, world_size: int, rendezvous: Path, output: Path) -> None:
-    """The sum of the ranks' gradients, each rank's metrics, and what they agreed on."""
+def work(rank: int, world_size: int, folder: Path, output: Path) -> None:
+    """Write the sum of the ranks' gradients, each rank's metrics, and what they agreed on."""
     os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+        "gloo", init_method=f"file://{output / 'rendezvous'}", rank=rank, world_size=world_size
     )
     gradients, metrics = {}, {}
     for name, loss in LOSSES.items():
@@ -492,5 +497,7 @@ def main(folder: Path, rank: int, world_size: int, rendezvous: Path, output: Pat
     distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]))
+def main() -> None:
+    """Run the ranks of a model's folder, and end as the worst of them."""
+    folder, world_size, output = sys.argv[1:]
+    fork_ranks(int(world_size), work, Path(folder), Path(output))

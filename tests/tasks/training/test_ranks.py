@@ -1,9 +1,6 @@
 """Three processes that share a minibatch give the gradients and metrics of one, and agree on where they go."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support import prepared_process
+from tests.tasks.training import rank_losses
 from tests.tasks.training.rank_losses import LENGTHS, LOSSES, ROWS, gradient_of
 from vantage.ledger.journal import read
 from vantage.models.builtin import build_builtin
@@ -36,22 +35,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def three_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which three gloo processes on this machine wrote what they found."""
     output = tmp_path_factory.mktemp("three")
-    script = Path(__file__).with_name("rank_losses.py")
-    root = str(Path(__file__).parents[3])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": root}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, model, str(rank), str(RANKS), output / "rendezvous", output],
-            env=environment,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [process.wait(SECONDS) for process in processes] == [0] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    arguments = (str(model), str(RANKS), str(output))
+    ended = prepared_process.run(
+        rank_losses.__name__, *arguments, environment={"GLOO_SOCKET_IFNAME": "lo"}, seconds=SECONDS
+    )
+    assert ended.returncode == 0, ended.stderr
     return output
 
 
@@ -88,6 +76,7 @@ def test_the_ranks_agree_on_where_to_stop_and_what_is_best(three_ranks: Path) ->
         kept = {name: agreed["state"][name] for name in ("best", "best_iteration")}
         assert kept == {"best": 2.0, "best_iteration": 2}, "as the first measured"
         assert agreed["any"] == [True, False]
+        assert agreed["text"] == ["µ of rank 0", ""], "the first rank's, of another length than the others'"
         assert agreed["total"] == [6, 4.5, [3, 3]]
     assert [agreed["writes"] for agreed in all_agreed] == [True, False, False]
 
@@ -102,6 +91,7 @@ def test_the_first_rank_alone_writes(three_ranks: Path) -> None:
 def test_without_a_process_group_everything_is_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.tensor([1.0, 2.0])
     assert ranks.total(values) is values
+    assert ranks.agreed_text("a µ") == "a µ"
     assert (ranks.total(3), ranks.agreed(0.5), ranks.any_rank(True), ranks.any_rank(False)) == (
         3,
         0.5,

@@ -1,0 +1,135 @@
+"""Checksums of the weights that a vLLM was given, compared with those that it computes of the weights that it holds.
+
+Log-probabilities of fixed rows show that an update has arrived, up to the rounding of the arithmetic: in bfloat16 a small update hides in it. Checksums
+show every bit. vLLM 0.32 computes the sha256 of each of its parameters (``compute_weight_checksums``). It joins some matrices, and pads
+the rows of embeddings; so what is hashed here is what vLLM would hold.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vantage.tasks.rollout.held_weights import WeightsDiffer
+from vantage.tasks.training.optimization import Precision
+
+log = logging.getLogger(__name__)
+
+METHOD = "compute_weight_checksums"
+"""Method of vLLM's workers that returns name → sha256; names begin with the worker's place, which ends with a colon."""
+
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Layers that vLLM holds as one, and the layers of the policy in them, in order."""
+
+PADDED_TO = 64
+"""vLLM fills embeddings with rows of zeros up to a multiple of this."""
+
+MOST_BYTES = 2**30
+"""Weights up to this size are compared where the recipe does not say: hashing takes about a second, here and in vLLM."""
+
+
+class GivenWeights:
+    """Hashes weights while they are handed over: all of them, or the base beneath adapters."""
+
+    def __init__(self, dtype: torch.dtype, *, only: Set[str] | None = None) -> None:
+        """Begin with none.
+
+        Args:
+            dtype: in which vLLM holds them.
+            only: vLLM's parameters that are compared; None: all.
+        """
+        self._dtype, self._only = dtype, only
+        self._right: dict[str, set[str]] = {}
+        self._joined: dict[str, tuple[Any, list[str]]] = {}
+
+    def add(self, name: str, weight: Tensor) -> None:
+        """Hash a whole weight; parts of a joined one are added in its order, or it is not compared."""
+        module, _, last = name.rpartition(".")
+        parent, _, layer = module.rpartition(".")
+        wholes = [f"{parent}.{whole}.{last}" for whole, parts in JOINED.items() if layer in parts]
+        wanted = [each for each in (name, *wholes) if self._only is None or each in self._only]
+        if not wanted:
+            return
+        held = weight.detach().to(self._dtype).cpu().contiguous()
+        content = held.view(-1).view(torch.uint8).numpy().data
+        for whole in wanted:
+            if whole != name:
+                joined, seen = self._joined.setdefault(whole, (hashlib.sha256(), []))
+                joined.update(content)
+                seen.append(layer)
+                continue
+            hashed = hashlib.sha256(content)
+            self._right[name] = {hashed.hexdigest()}
+            missing = -len(held) % PADDED_TO if held.ndim == 2 else 0
+            if missing:
+                hashed.update(bytes(missing * held[0].nbytes))
+                self._right[name].add(hashed.hexdigest())
+
+    def right(self) -> dict[str, set[str]]:
+        """Return for each parameter of vLLM the checksums that are right; a padded one has two."""
+        joined = {
+            name: {hashed.hexdigest()}
+            for name, (hashed, seen) in self._joined.items()
+            if tuple(seen) == JOINED[name.split(".")[-2]]
+        }
+        return self._right | joined
+
+
+class Checksums:
+    """Compares the checksums of one policy's vLLMs with the right ones.
+
+    Some parameters never agree: a CPU's packed matrices, and layouts that are not known here. The first comparison of a vLLM, which
+    follows the proof by log-probabilities, shows which ones agree; from then on these must.
+    """
+
+    def __init__(self, chosen: bool | None, precision: Precision) -> None:
+        """``chosen``: ``rollout.checksums``; None: weights of at most ``MOST_BYTES`` are compared."""
+        self._chosen, self._dtype = chosen, cast(torch.dtype, getattr(torch, precision))
+        self._given: GivenWeights | None = None
+        self._known: dict[str, frozenset[str]] = {}
+        self._compared: set[str] = set()
+
+    def begin(self, weights: Iterable[Tensor]) -> GivenWeights | None:
+        """Return what hashes these weights, which are handed over next; None: they are not compared."""
+        size = sum(weight.numel() for weight in weights) * self._dtype.itemsize
+        is_compared = size <= MOST_BYTES if self._chosen is None else self._chosen
+        known = frozenset().union(*self._known.values()) if self._known else None
+        self._given = GivenWeights(self._dtype, only=known) if is_compared else None
+        self._compared.clear()
+        return self._given
+
+    def compare(self, place: str, ask: Callable[[], Mapping[str, str] | None]) -> None:
+        """Compare the checksums of the vLLM at a place, once after each ``begin``.
+
+        Args:
+            ask: returns them, None if its version computes none; not called if none are compared.
+
+        Raises:
+            WeightsDiffer: one that agreed before does not.
+        """
+        if self._given is None or place in self._compared or (held := ask()) is None:
+            return
+        self._compared.add(place)
+        right = self._given.right()
+        agreeing = frozenset(name for name, each in held.items() if each in right.get(name, ()))
+        known = self._known.setdefault(place, agreeing)
+        if differing := sorted(known - agreeing):
+            raise WeightsDiffer(
+                f"vLLM does not hold the policy's weights: the sha256 of {len(differing)} of the {len(known)} that agreed before differ, the first that "
+                f"of {differing[0]}; nothing was sampled; run the same command again; if the error comes back, use another version of vllm, or "
+                "rollout.engine: loop"
+            )
+        log.info("the checksums of %d of %d parameters of vLLM agree%s", len(agreeing), len(held), place)
+
+
+def by_parameter(of_workers: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return parameter → checksum; without those of which workers hold different parts."""
+    found: dict[str, set[str]] = {}
+    for checksums in of_workers:
+        for name, checksum in checksums.items():
+            plain = name.rpartition(":")[2].replace(".base_layer.", ".")  # that of a layer with an adapter
+            found.setdefault(plain, set()).add(checksum)
+    return {name: each.pop() for name, each in found.items() if len(each) == 1}
