@@ -218,7 +218,7 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
         status == "resumable" and orchestrator.stop.leaves_pools
     ):  # the automation of its deployment answers this
         status, message = "crashed", f"its worker was asked to end\n{message}"
-    run.end_flow_run(flow_run_id, status, message)
+    run.end_flow_run(flow_run_id, status, message, orchestrator.task_runs.ends())
     if not orchestrator.stop.is_set():  # after a stop its attempts may go on, and time is short
         if orchestrator.outages.prefect.was_noticed:
             await orchestrator.task_runs.correct(flow_run_id, stage)

@@ -77,6 +77,15 @@ class StageRecord(Frozen):
         return in_words(self.shorter, self.key_parts) if self.key_parts else []
 
 
+class TaskRunEnd(Frozen):
+    """How a task run ended, as its own process knows it."""
+
+    name: str
+    status: str
+    """A key of ``vantage.flows.prefect_server.flow_runs.STATES``."""
+    message: str = ""
+
+
 class OpenFlowRun(Frozen):
     """A flow run whose end may not be recorded in Prefect, because its process or the server died."""
 
@@ -86,6 +95,8 @@ class OpenFlowRun(Frozen):
     status: str | None = None
     """Its final status, a key of ``vantage.flows.prefect_server.flow_runs.STATES``; None: running, or its process died."""
     message: str = ""
+    task_runs: dict[str, TaskRunEnd] = Field(default_factory=dict, exclude_if=is_unset)
+    """Id of a task run → how it ended, recorded with the status: Prefect knows the name of a task run only after its second event."""
     attempt: str | None = Field(None, exclude_if=is_unset)
     """``<stage key>/<number>`` of an attempt on a pool, whose messages in the storage contain its outcome; None: the flow
     run of a run."""

@@ -14,6 +14,7 @@ from collections.abc import (
     Callable,
     Collection,
     Iterator,
+    Mapping,
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from vantage.runs.record import (
     OpenFlowRun,
     RunRecord,
     StageRecord,
+    TaskRunEnd,
 )
 from vantage.runs.run_ids import number_in
 from vantage.runs.run_records import RunLock
@@ -116,9 +118,11 @@ class Run:
             if added not in self._record.open_flow_runs:
                 self.update(open_flow_runs=(*self._record.open_flow_runs, added))
 
-    def end_flow_run(self, flow_run_id: str, status: str, message: str) -> None:
-        """Record how a flow run ended, before Prefect records it."""
-        ended = {"status": status, "message": message}
+    def end_flow_run(
+        self, flow_run_id: str, status: str, message: str, task_runs: Mapping[str, TaskRunEnd]
+    ) -> None:
+        """Record how a flow run and its task runs ended, before Prefect records it."""
+        ended = {"status": status, "message": message, "task_runs": dict(task_runs)}
         self.update(
             open_flow_runs=tuple(
                 each.model_copy(update=ended) if each.flow_run_id == flow_run_id else each

@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 from httpx import HTTPError
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Crashed
@@ -18,7 +19,7 @@ from prefect.utilities.urls import url_for
 from vantage.attempts.exit_codes import may_be_retried, may_be_retried_once
 from vantage.flows.prefect_server.outages import Outage
 from vantage.ledger.tracking import without_password
-from vantage.runs.record import OpenFlowRun, RunRecord, StageRecord
+from vantage.runs.record import OpenFlowRun, RunRecord, StageRecord, TaskRunEnd
 from vantage.runs.run import Run, inactive_runs
 from vantage.runs.summary import reasons, why
 from vantage.runs.workspace import Workspace
@@ -54,6 +55,11 @@ def state_of(status: str, message: str) -> State[None]:
     """Return Prefect's state for a status of ours, without a result."""
     kind, name = STATES[status]
     return State(type=kind, name=name, message=message)
+
+
+def status_of(state: State[Any]) -> str | None:
+    """Return the status of ours that a state of Prefect shows; None: none of them."""
+    return next((status for status, shown in STATES.items() if shown == (state.type, state.name)), None)
 
 
 def status_of_attempt(outcome: AttemptOutcome) -> tuple[str, str]:
@@ -281,13 +287,13 @@ async def _close_one(
             state = state_of("cancelled", "its run goes on in another process")
             await client.set_flow_run_state(flow_run.id, state, force=True)
         return executed
-    ends = {f"{step} · attempt {stage.attempt or 1}": stage for step, stage in stages.items()}
     its = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
     for task_run in await client.read_task_runs(flow_run_filter=its):
-        stage = ends.get(task_run.name)
-        known = stage is not None and stage.status in STATES and open_flow_run.status is not None
-        if known and stage and _is_wrong(task_run.state, stage.status):
-            await client.set_task_run_state(task_run.id, state_of(stage.status, why(stage)), force=True)
+        end = _end_of(task_run, open_flow_run, stages)
+        if end and task_run.name != end.name:
+            await client.set_task_run_name(task_run.id, end.name)
+        if end and _is_wrong(task_run.state, end.status):
+            await client.set_task_run_state(task_run.id, state_of(end.status, end.message), force=True)
         elif task_run.state is None or not task_run.state.is_final():
             await client.set_task_run_state(task_run.id, _crashed(), force=True)
     if open_flow_run.status and _is_wrong(flow_run.state, open_flow_run.status):
@@ -296,6 +302,20 @@ async def _close_one(
     elif flow_run.state is None or not flow_run.state.is_final():
         await client.set_flow_run_state(flow_run.id, _crashed(), force=True)
     return True
+
+
+def _end_of(
+    task_run: TaskRun, open_flow_run: OpenFlowRun, stages: Mapping[str, StageRecord]
+) -> TaskRunEnd | None:
+    """Return how a task run ended; None: its process died before it recorded that, or it ended with an error of Prefect."""
+    if open_flow_run.status is None:
+        return None
+    recorded = open_flow_run.task_runs.get(str(task_run.id))
+    name = recorded.name if recorded else task_run.name  # an earlier version recorded no task runs
+    for step, stage in stages.items():  # which knows better than a task run that an outage has ended
+        if name == f"{step} · attempt {stage.attempt or 1}" and stage.status in STATES:
+            return TaskRunEnd(name=name, status=stage.status, message=why(stage))
+    return recorded
 
 
 def _crashed() -> State[None]:

@@ -5,6 +5,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from vantage.runs.record import TaskRunEnd
+
 if TYPE_CHECKING:  # Prefect takes seconds to load, and a run whose artifacts all exist does without it
     from prefect import Task
     from prefect.client.schemas.objects import State, TaskRun
@@ -38,6 +40,18 @@ class TaskRuns:
         """Remember the final state that a task run returned."""
         if state.state_details.task_run_id is not None:
             self._ended[state.state_details.task_run_id] = state
+
+    def ends(self) -> dict[str, TaskRunEnd]:
+        """Return how the task runs ended, by their ids; without states that no status of ours is shown as."""
+        from vantage.flows.prefect_server.flow_runs import status_of
+
+        return {
+            str(task_run_id): TaskRunEnd(
+                name=self._begun[task_run_id].name, status=status, message=state.message or ""
+            )
+            for task_run_id, state in self._ended.items()
+            if task_run_id in self._begun and (status := status_of(state)) is not None
+        }
 
     async def correct(self, flow_run_id: str, task: "Task[..., Any]") -> None:
         """Create the task runs that the server does not know, and set the states that are not the final ones.

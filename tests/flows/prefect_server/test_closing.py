@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 
 from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.prefect_server.flow_runs import _close, state_of
-from vantage.runs.record import OpenFlowRun, RunRecord, StageRecord
+from vantage.runs.record import OpenFlowRun, RunRecord, StageRecord, TaskRunEnd
 from vantage.schemas.records.artifacts import Dataset
 from vantage.schemas.records.attempt import AttemptOutcome, Failure
 from vantage.storage.messages import messages_of
@@ -67,6 +67,9 @@ class Prefect:
 
     async def set_flow_run_state(self, _: object, state: Any, force: bool) -> None:
         self.set.append(("flow run", state.name, state.message))
+
+    async def set_task_run_name(self, _: object, name: str) -> None:
+        self.set.append(("name", name, None))
 
     async def set_task_run_state(self, _: object, state: Any, force: bool) -> None:
         self.set.append(("task run", state.name, state.message))
@@ -128,6 +131,36 @@ def test_a_run_that_ended_during_an_outage_is_shown_as_run_json_has_it() -> None
     closed = close(prefect, left, SimpleNamespace(), sft=StageRecord(status="completed", attempt=2))
     assert closed == {ID}
     assert prefect.set == [("task run", "Completed", ""), ("flow run", "Completed", "9 completed")]
+
+
+@pytest.mark.parametrize("shown", [RUNNING, CRASH, (StateType.PENDING, "Pending")])
+@pytest.mark.parametrize(
+    "name, status, becomes",
+    [
+        ("sft · attempt 1", "resumable", "Resumable"),
+        ("sft · attempt 2", "failed", "Completed"),  # its stage knows better: an outage ended the task run
+        ("policy · 8 iterations · attempt 1", "reused", "Reused"),
+    ],
+)
+def test_a_task_run_whose_name_was_lost_is_shown_as_it_ended(
+    shown: tuple[StateType, str], name: str, status: str, becomes: str
+) -> None:
+    """Prefect's first event of a task run has a name that Prefect makes up."""
+    prefect = Prefect(shown, "stage-1a2")
+    end = TaskRunEnd(name=name, status=status, message="why")
+    left = OpenFlowRun(flow_run_id=ID, server="server", status="completed", task_runs={"task": end})
+    stages = {"sft": StageRecord(status="completed", attempt=2), "policy": StageRecord(status="completed")}
+    assert close(prefect, left, SimpleNamespace(), **stages) == {ID}
+    message = "" if becomes == "Completed" else "why"
+    assert prefect.set[:2] == [("name", name, None), ("task run", becomes, message)]
+
+
+def test_a_task_run_whose_end_nobody_recorded_is_crashed() -> None:
+    prefect = Prefect(RUNNING, "stage-1a2")
+    other = TaskRunEnd(name="rm · attempt 1", status="completed")
+    left = OpenFlowRun(flow_run_id=ID, server="server", status="completed", task_runs={"other": other})
+    close(prefect, left, SimpleNamespace(), sft=StageRecord(status="completed", attempt=1))
+    assert prefect.set[0][:2] == ("task run", "Crashed")
 
 
 def test_a_killed_run_stays_crashed() -> None:

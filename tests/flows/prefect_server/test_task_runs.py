@@ -10,9 +10,11 @@ from uuid import UUID
 import pytest
 from httpx import ConnectError
 from prefect.client.schemas.objects import State, StateDetails, StateType
+from prefect.states import Crashed
 
 from vantage.flows.prefect_server.flow_runs import state_of
 from vantage.flows.prefect_server.task_runs import TaskRuns
+from vantage.runs.record import TaskRunEnd
 
 FLOW_RUN = str(UUID(int=9))
 
@@ -80,6 +82,20 @@ def test_a_state_that_was_lost_is_set_and_a_task_run_that_was_lost_is_created(pr
         ("Resumable", "stopped after step 4"),
         ("Completed", ""),
     ]
+
+
+def test_how_they_ended_is_told_by_their_ids() -> None:
+    known = ended(
+        state_of("reused", ""), Crashed(message="a bug"), state_of("resumable", "stopped after step 4")
+    )
+    known.ended(
+        state_of("completed", "").model_copy(update={"state_details": StateDetails(task_run_id=UUID(int=8))})
+    )
+    assert known.ends() == {
+        str(UUID(int=1)): TaskRunEnd(name="step 1", status="reused"),
+        str(UUID(int=2)): TaskRunEnd(name="step 2", status="crashed", message="a bug"),
+        str(UUID(int=3)): TaskRunEnd(name="step 3", status="resumable", message="stopped after step 4"),
+    }
 
 
 def test_a_server_that_is_away_again_stops_no_run(prefect: Prefect) -> None:
