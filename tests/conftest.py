@@ -16,15 +16,14 @@ from tests.support.needs import missing, reason
 pytest_plugins = ("tests.support.fixtures",)
 
 LONGEST = (
+    "tests/attempts/launchers/test_ray_train.py",
     "tests/test_instruct.py",
     "tests/flows/pools/test_workers.py",
     "tests/deploy/test_live_servers.py",
     "tests/flows/sweeps/test_sweep.py",
     "tests/test_quickstart.py",
     "tests/flows/test_pipeline.py",
-    "tests/attempts/launchers/test_ray_train.py",
     "tests/tasks/test_compile.py",
-    "tests/tasks/test_servers_over_nodes.py",
     "tests/flows/pools/test_outages.py",
     "tests/deploy/test_postgresql_outage.py",
     "tests/deploy/test_backup.py",
@@ -35,6 +34,7 @@ LONGEST = (
     "tests/tasks/rollout/test_remote_stages.py",
     "tests/tasks/test_presets_run.py",
     "tests/tasks/test_model_families.py",
+    "tests/tasks/test_servers_over_nodes.py",
     "tests/tasks/test_killed_engines.py",
     "tests/tasks/training/test_ranks.py",
     "tests/tasks/test_lora_stages.py",

@@ -36,6 +36,7 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, Wo
 from vantage.attempts.exit_codes import ExitCode, code_of_signal
 from vantage.attempts.identity.package import package_digest, package_version
 from vantage.attempts.launchers import stage_process
+from vantage.attempts.launchers.quick_imports import quick_imports
 from vantage.attempts.launchers.ray_nodes import wait_for_nodes
 from vantage.attempts.launchers.waiting import NodesAsked, Waiting
 from vantage.attempts.segments import begin_segment
@@ -65,6 +66,8 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_STACKS = 3.0
 _SECONDS_TO_CONNECT = 20.0
 _SECONDS_TO_LEAVE = 15.0
+_MOST_OF_AN_ERROR = 400
+"""Characters of an error of Ray in a failure; the log has all of it."""
 
 
 def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
@@ -96,7 +99,7 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
             waiting.is_over(found, ranks_found)
             try:
                 trainer = _trainer(job_file, stage, nodes=found, num_ranks=ranks_found)
-                with _ended_unless_begun(folder / BEGUN):
+                with _ended_unless_begun(job_file):
                     trainer.fit()
                 return ExitCode.OK
             except ControllerError as error:
@@ -113,14 +116,13 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
 
 
 @contextmanager
-def _ended_unless_begun(begun: Path) -> Iterator[None]:
+def _ended_unless_begun(job_file: Path) -> Iterator[None]:
     """End this process as a killed one, which the orchestrator tries again, if no rank has begun in time."""
     is_over = threading.Event()
 
     def watch() -> None:
-        if not is_over.wait(_SECONDS_TO_BEGIN) and not begun.exists():
-            print(f"no rank has begun after {_SECONDS_TO_BEGIN:.0f} s: the attempt ends", flush=True)
-            os._exit(code_of_signal(signal.SIGKILL))
+        if not is_over.wait(_SECONDS_TO_BEGIN) and not job_file.with_name(BEGUN).exists():
+            os._exit(_report_as_killed(job_file, f"no rank has begun after {_SECONDS_TO_BEGIN:.0f} s"))
 
     threading.Thread(target=watch, name="vantage-start", daemon=True).start()
     try:
@@ -167,14 +169,22 @@ def _trainer(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> Torch
 
 
 def _connect(nodes: int) -> None:
-    """Become a driver of the cluster that RAY_ADDRESS names; ``auto``: of that which this machine is a part of."""
+    """Become a driver of the cluster that RAY_ADDRESS names; ``auto``: of that which this machine is a part of.
+
+    All processes that the cluster starts for the stage get its address. Without it, Ray Train's cleaner asks the cluster that was
+    started last on its machine whether the stage lives, and removes the ranks if that is another one.
+    """
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
     address = os.environ["RAY_ADDRESS"]
     try:
         host, _, port = address.rpartition(":")
         if port.isdecimal() and "/" not in host:  # Ray tries for minutes, and then ends the process
             socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
-        ray.init(address=address)
+        if address == "auto":
+            ray.init(address=address)
+            address = ray.get_runtime_context().gcs_address
+            ray.shutdown()
+        ray.init(address=address, runtime_env={"env_vars": {"RAY_ADDRESS": address}})
     except (OSError, RuntimeError, RayError) as error:
         raise ValueError(
             f"resources.nodes={nodes}: this machine reaches no Ray cluster (RAY_ADDRESS={address}): {error}; start "
@@ -232,10 +242,30 @@ def _exit_code(job_file: Path, error: TrainingFailedError) -> int:
         for each in found:
             if isinstance(each, ValueError | MemoryError):
                 raise each
-        if any(isinstance(each, RayError | RayTrainError) for each in found):
-            print(f"a rank was lost: {error}", flush=True)
-            return code_of_signal(signal.SIGKILL)
+        for each in found:
+            if isinstance(each, RayError | RayTrainError):
+                print(error, flush=True)
+                return _report_as_killed(job_file, f"a rank was lost: {_in_one_line(each)}")
     raise error
+
+
+def _report_as_killed(job_file: Path, message: str) -> int:
+    """Write the failure of an attempt that ended as if it was killed, which another one may go on from; returns the exit code."""
+    print(f"{message}: the attempt ends", flush=True)
+    failure = Failure(
+        exit_code=ExitCode.RESUME,
+        cause="killed",
+        message=message,
+        remedy="run the same command again; if it happens again, look at this node in Ray's dashboard and logs",
+    )
+    with suppress(OSError):
+        stage_process.write_atomically(job_file.with_name("failure.json"), failure.model_dump_json(indent=2))
+    return code_of_signal(signal.SIGKILL)
+
+
+def _in_one_line(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) <= _MOST_OF_AN_ERROR else f"{words[:_MOST_OF_AN_ERROR]} …"
 
 
 def _rank(config: dict[str, Any]) -> None:
@@ -244,6 +274,8 @@ def _rank(config: dict[str, Any]) -> None:
     _check_node(path, config["versions"])
     _ask(path.with_name(BEGUN))
     torch.set_num_threads(config["threads"])
+    with quick_imports():  # Ray's worker has loaded torch, and the stage loads transformers
+        stage_process.import_function(config["stage"])
     if not writes_files():
         logging.getLogger("vantage.tasks").setLevel(logging.WARNING)  # all ranks log the same messages
     with _listening(path.parent):

@@ -98,7 +98,7 @@ def main(
 def compute(job_file: Path, stage: str) -> None:
     """Run the stage in this process; the first of a stage's processes writes the result beside the job."""
     job = StageJob.model_validate_json(job_file.read_bytes())
-    result = _import_function(stage)(job)
+    result = import_function(stage)(job)
     if not isinstance(result, StageResult):
         raise TypeError(f"{stage} returned {type(result).__name__}, not StageResult")
     if writes_files():
@@ -317,7 +317,8 @@ def _limit_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-def _import_function(stage: str) -> Callable[[StageJob], object]:
+def import_function(stage: str) -> Callable[[StageJob], object]:
+    """Return the function of that dotted name."""
     if stage.startswith("tasks."):  # asked for by a version whose modules had no prefix, and queued since
         stage = f"vantage.{stage}"
     module, _, name = stage.rpartition(".")

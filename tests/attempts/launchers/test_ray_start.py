@@ -43,3 +43,6 @@ def test_a_start_that_never_ends_is_ended_as_a_killed_attempt(
     monkeypatch.setattr(ray_train, "_trainer", lambda *_, **__: Hanging())
     assert ray_train.run_ranks(job_file, TRAIN, nodes=2, num_ranks=2) == ExitCode.OK
     assert codes == ([] if begins else [128 + signal.SIGKILL])
+    found = tmp_path / "failure.json"
+    assert begins or "no rank has begun after 0 s" in found.read_text()
+    assert begins != found.exists()

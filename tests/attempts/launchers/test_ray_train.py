@@ -159,23 +159,32 @@ def test_asked_to_stop_it_saves(asked_to_stop: tuple[Path, Failure]) -> None:
     assert f"after step {saved} of {STEPS}" in failed.message
 
 
-def test_a_lost_node_is_a_killed_rank_and_one_process_goes_on(
+def test_where_all_ranks_of_a_hanging_stage_stand_and_a_lost_node_is_a_killed_rank(
     alone: StageResult, at_cluster: RayCluster, tmp_path: Path
 ) -> None:
+    """The driver writes the stacks on the signal that the watchdog sends before it kills; later one process goes on."""
     misbehaves(tmp_path, "hangs")
-    nodes = 2
+    log, nodes, asked_at = tmp_path / "log.txt", 2, 0.0
 
-    def lose_a_node_once() -> None:
-        nonlocal nodes
-        if nodes == 2 and is_misbehaving(tmp_path) and read_committed(tmp_path / "scratch")[0] == 5:
+    def lose_a_node_when_both_are_seen() -> None:
+        nonlocal nodes, asked_at
+        if nodes == 1 or not is_misbehaving(tmp_path) or read_committed(tmp_path / "scratch")[0] != 5:
+            return
+        # the rank that hangs, and the one that waits for it
+        if all(function in log.read_text() for function in ("in misbehave", "in add_gradients")):
             nodes = at_cluster.say("lose")
+        elif time.monotonic() - asked_at > 5.0:
+            asked_at = time.monotonic()
+            [driver] = local_process._stages
+            os.kill(driver, signal.SIGUSR1)
 
     try:
-        cause, code, _ = failure(tmp_path, on_poll=lose_a_node_once)
+        cause, code, message = failure(tmp_path, on_poll=lose_a_node_when_both_are_seen)
     finally:
         if nodes == 1:
             at_cluster.say("add")
     assert (cause, code) == ("killed", ExitCode.RESUME)
+    assert re.match(r"a rank was lost: .*node", message), message
     result = launch(tmp_path, nodes=None, attempt=2)
     assert (result.metrics["ranks"], result.metrics["began"]) == (1, 5)
     assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
@@ -264,32 +273,38 @@ def test_a_stage_that_waits_for_nodes_can_be_stopped(half_done: Path) -> None:
     assert message == "stopped on request while it waited for 2 Ray nodes with 1 CPU each"
 
 
-def test_the_driver_writes_where_all_ranks_stand(at_cluster: RayCluster, tmp_path: Path) -> None:
-    """On the signal that the watchdog sends before it kills."""
-    misbehaves(tmp_path, "hangs")
-    log, stop = tmp_path / "log.txt", threading.Event()
-    asked_at = 0.0
-
-    def ask_until_both_are_seen() -> None:
-        nonlocal asked_at
-        if is_misbehaving(tmp_path) and time.monotonic() - asked_at > 5.0:
-            asked_at = time.monotonic()
-            [driver] = local_process._stages
-            os.kill(driver, signal.SIGUSR1)
-        # the rank that hangs, and the one that waits for it
-        written = log.read_text() if log.exists() else ""  # the stage's process makes the file
-        if all(function in written for function in ("in misbehave", "in add_gradients")):
-            stop.set()
-
-    cause, _, _ = failure(tmp_path, grace=1.0, stop=stop, on_poll=ask_until_both_are_seen)
-    assert cause == "preempted"
-
-
 def test_the_error_of_one_rank_is_that_of_the_stage(at_cluster: RayCluster, tmp_path: Path) -> None:
     misbehaves(tmp_path, "refuses")
     cause, code, message = failure(tmp_path)
     assert (cause, code) == ("refused", ExitCode.BAD_INPUT)
     assert message == "data.demonstrations: row 7 has no prompt; remove it"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_a_cluster_starts_for_a_stage_asks_no_other_cluster(
+    at_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """With two clusters on a machine, Ray Train's cleaner asked the newer one, did not find the stage, and removed its ranks."""
+    import ray
+
+    from vantage.attempts.launchers import ray_train
+
+    if not named:
+        connect = ray.init
+        monkeypatch.setenv("RAY_ADDRESS", "auto")
+        monkeypatch.setattr(
+            ray,
+            "init",
+            lambda *, address, **options: connect(
+                address=at_cluster.address if address == "auto" else address, **options
+            ),
+        )
+    ray_train._connect(2)
+    try:
+        address = ray.remote(num_cpus=0)(lambda: os.environ["RAY_ADDRESS"])
+        assert ray.get(address.remote()) == at_cluster.address
+    finally:
+        ray.shutdown()
 
 
 def test_a_node_that_does_not_see_the_folder_or_has_other_versions_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from vantage.attempts.exit_codes import ExitCode, may_be_retried
-from vantage.attempts.launchers.stage_process import _import_function, explain
+from vantage.attempts.launchers.stage_process import explain, import_function
 from vantage.schemas.records.job import StageResult
 from vantage.tasks.rewards.answered_scores import BudgetSpent, UnreadableAnswer
 from vantage.tasks.rewards.asking import JudgeRefused, JudgeUnavailable
@@ -120,4 +120,4 @@ def test_everything_else_is_our_fault_and_says_its_type(error: BaseException, me
 
 @pytest.mark.parametrize("name", ["vantage.tasks.stages.run_stage", "tasks.stages.run_stage"])
 def test_a_request_that_was_queued_before_modules_had_a_prefix_is_understood(name: str) -> None:
-    assert _import_function(name) is run_stage
+    assert import_function(name) is run_stage

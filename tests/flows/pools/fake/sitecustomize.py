@@ -1,7 +1,11 @@
 """For the processes of a test's run and worker: every stage is a fake one, torch is not loaded, leases are short."""
 
-import vantage.storage.leases
-from tests.support.faked_stages import compute_with
+import sys
 
-compute_with("tests.support.fake_work.run_stage")
-vantage.storage.leases.LEASE_SECONDS = 5.0
+# Not for the helper of multiprocessing that each process starts, which would load our package for nothing.
+if not any("multiprocessing.resource_tracker" in argument for argument in sys.orig_argv):
+    import vantage.storage.leases
+    from tests.support.faked_stages import compute_with
+
+    compute_with("tests.support.fake_work.run_stage")
+    vantage.storage.leases.LEASE_SECONDS = 5.0
