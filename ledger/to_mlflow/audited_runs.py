@@ -70,6 +70,8 @@ class AuditedServer:
         self._runs: dict[str, MlflowRun] = {}
         """Id → each run that was read."""
         self._roots: dict[str, str] = {}
+        self._locations: dict[tuple[str, str], str] = {}
+        """(name, version) → the address of the files of each version that was asked for."""
         self._logged: dict[str, entities.LoggedModel | None] = {}
         """Id → each logged model that was asked for."""
         self._models: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
@@ -264,7 +266,7 @@ class AuditedServer:
         return self._runs[run.info.run_id]
 
     def _described(self, client: MlflowClient, found: Any) -> MlflowVersion:
-        location = _found(lambda: address_of_version(client, found.name, str(found.version)))
+        location = self._location(client, found.name, str(found.version))
         ids = (model_in(f"{each}/") for each in (str(found.source or ""), location))
         model_id = next((each for each in ids if each is not None), None)
         model = None if model_id is None else self._logged_model(client, model_id)
@@ -286,6 +288,12 @@ class AuditedServer:
             description=text(found.description),
             status_message=text(found.status_message),
         )
+
+    def _location(self, client: MlflowClient, name: str, version: str) -> str:
+        """Return the address of a version's files, asking MLflow once."""
+        if (name, version) not in self._locations:
+            self._locations[name, version] = _found(lambda: address_of_version(client, name, version))
+        return self._locations[name, version]
 
     def _root(self, client: MlflowClient, experiment_id: str) -> str:
         """Return the address of all files of an experiment; empty: there is none."""
