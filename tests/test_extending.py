@@ -313,6 +313,7 @@ def test_a_reward_term_is_its_class_its_scorer_and_its_row(tree: Path) -> None:
     assert metrics["score_mean_max_length"] < 0
 
 
+@pytest.mark.slow
 def test_what_is_there_has_the_same_key_beside_a_new_kind(tree: Path) -> None:
     """A new kind of term leaves every stage key alone: its fields stand in its own class."""
     terms = tree / "schemas" / "recipe" / "terms.py"
@@ -487,6 +488,7 @@ print(json.dumps([type(other).__name__, ours.responses == theirs.responses, gap 
     assert "engine=generate ends responses by token" in stops
 
 
+@pytest.mark.slow
 def test_a_storage_on_a_server_of_ones_own(tree: Path, bucket: str, s3_server: str) -> None:
     """An artifact goes in, is found by its key, is read by the audit's reader, and is removed."""
     STORAGE.add_to(tree)

@@ -98,12 +98,17 @@ def test_tables_load_no_tensor_library_and_no_server() -> None:
     assert found == [{}, {}]
 
 
+@pytest.mark.slow
 def test_algorithms_and_stages_load_no_server_and_algorithms_nothing_that_knows_a_recipe_or_a_file() -> None:
-    """Stages can be imported where Prefect, MLflow and pandera are not installed."""
+    """Stages can be imported where Prefect, MLflow and pandera are not installed; datasets is loaded by what asks for it."""
     unknown = {"transformers", "accelerate", "peft", "pydantic", "yaml", "pyarrow", "vantage.schemas"}
-    unwanted = SERVERS | {"pandera"}
-    stages = modules_of("tasks", but={"vantage.tasks.prepare_data"})  # which checks rows, with pandera
-    assert loaded_in_turn((modules_of("algorithms"), unknown | unwanted), (stages, unwanted)) == [{}, {}]
+    unwanted, rows = SERVERS | {"pandera", "datasets"}, "vantage.tasks.prepare_data"  # checks them, with pandera
+    groups = (
+        (modules_of("algorithms"), unknown | unwanted),
+        (modules_of("tasks", but={rows}), unwanted),
+        ([rows], {"datasets"}),
+    )
+    assert loaded_in_turn(*groups) == [{}, {}, {}]
 
 
 @pytest.mark.slow
@@ -122,6 +127,7 @@ def test_what_trains_nothing_loads_no_tensor_library() -> None:
     assert loaded_by(modules, TENSORS) == {}
 
 
+@pytest.mark.slow
 def test_the_orchestrating_process_never_loads_a_tensor_library() -> None:
     # The first is imported by the fork server alone, the others by the processes of stages.
     children = {
@@ -137,11 +143,6 @@ def test_the_orchestrating_process_never_loads_a_tensor_library() -> None:
 
 def test_the_command_line_starts_without_prefect_mlflow_and_pandera() -> None:
     assert loaded_by(["vantage.cli.main"], TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
-
-
-def test_what_reads_rows_loads_datasets_only_when_it_is_asked_to() -> None:
-    modules = [*modules_of("tasks/data"), "vantage.tasks.prepare_data"]
-    assert loaded_by(modules, {"datasets"}) == {}
 
 
 PLAN = """

@@ -42,7 +42,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return Results(tmp_path_factory.mktemp("golden"))
 
 
-@pytest.mark.parametrize("name", RUNS)
+FAST = {"", *get_args(PresetName)}
+"""The runs of a kind without settings and of the presets; the others are left to ``make test-all``."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=() if each.partition(": ")[2] in FAST else pytest.mark.slow)
+        for each in RUNS
+    ],
+)
 def test_a_run_makes_what_is_recorded(name: str, results: Results) -> None:
     """On every platform the numbers, and the bits where they were recorded."""
     if name.startswith("benchmark_evaluation"):

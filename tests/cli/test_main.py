@@ -65,6 +65,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_answers_load_no_framework(recipe_file: Path, tmp_path: Path) -> None:
     """One process answers all; the first command that loads one is followed by a line that names it."""
     recipe = str(recipe_file)
@@ -394,6 +395,7 @@ def read_by_head(*arguments: str | Path) -> tuple[int, str]:
     return process.returncode, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -87,6 +87,7 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
     assert CANARY not in " ".join(each.model_dump_json() for each in shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])
 def test_an_address_that_is_wrong_is_told_without_its_login(
     workspace: Workspace, recipe_file: Path, variable: str
