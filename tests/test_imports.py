@@ -102,7 +102,10 @@ def test_tables_load_no_tensor_library_and_no_server() -> None:
 def test_algorithms_and_stages_load_no_server_and_algorithms_nothing_that_knows_a_recipe_or_a_file() -> None:
     """Stages can be imported where Prefect, MLflow and pandera are not installed; datasets is loaded by what asks for it."""
     unknown = {"transformers", "accelerate", "peft", "pydantic", "yaml", "pyarrow", "vantage.schemas"}
-    unwanted, rows = SERVERS | {"pandera", "datasets"}, "vantage.tasks.prepare_data"  # checks them, with pandera
+    unwanted, rows = (
+        SERVERS | {"pandera", "datasets"},
+        "vantage.tasks.prepare_data",
+    )  # checks them, with pandera
     groups = (
         (modules_of("algorithms"), unknown | unwanted),
         (modules_of("tasks", but={rows}), unwanted),

@@ -70,6 +70,8 @@ class AuditedServer:
         self._runs: dict[str, MlflowRun] = {}
         """Id → each run that was read."""
         self._roots: dict[str, str] = {}
+        self._versions: dict[tuple[str, str | None, str | None], MlflowVersion | None] = {}
+        """(name, version, alias) → each version that was asked for."""
         self._locations: dict[tuple[str, str], str] = {}
         """(name, version) → the address of the files of each version that was asked for."""
         self._logged: dict[str, entities.LoggedModel | None] = {}
@@ -168,6 +170,12 @@ class AuditedServer:
 
     def version(self, name: str, version: str | None, alias: str | None) -> MlflowVersion | None:
         """Return a version by its number or alias; without both, the newest; None: there is none."""
+        asked = name, version, alias
+        if asked not in self._versions:
+            self._versions[asked] = self._read_version(*asked)
+        return self._versions[asked]
+
+    def _read_version(self, name: str, version: str | None, alias: str | None) -> MlflowVersion | None:
         with self._answers() as client:
             try:
                 if alias is not None:

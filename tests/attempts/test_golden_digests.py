@@ -48,10 +48,7 @@ FAST = {"", *get_args(PresetName)}
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(each, marks=() if each.partition(": ")[2] in FAST else pytest.mark.slow)
-        for each in RUNS
-    ],
+    [pytest.param(each, marks=() if each.partition(": ")[2] in FAST else pytest.mark.slow) for each in RUNS],
 )
 def test_a_run_makes_what_is_recorded(name: str, results: Results) -> None:
     """On every platform the numbers, and the bits where they were recorded."""

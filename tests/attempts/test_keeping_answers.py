@@ -26,6 +26,8 @@ from vantage.schemas.records.stored_answers import answers_key
 from vantage.storage.refs import Ref
 from vantage.tasks.training.scratch import ANSWERS
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 WORK = "tests.support.answering_work.run_stage"
 RECIPE = """\
 recipe: fake

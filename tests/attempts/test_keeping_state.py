@@ -18,6 +18,8 @@ from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest
 from vantage.schemas.records.extensions import state_key
 from vantage.storage.store import Store
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 __all__ = ["recipe_file"]
 
 

@@ -15,6 +15,8 @@ from vantage.flows.pools.run_on_pool import CANCELLED_IN_PREFECT, _Attempt
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.attempt import AttemptOutcome
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 ON_POOL = "stages.sft.resources.pool=gpu"
 
 

@@ -21,6 +21,8 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.tasks.training.scratch import JOURNAL
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 ROOT = Path(__file__).parents[2]
 
 

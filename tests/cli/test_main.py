@@ -21,6 +21,8 @@ from vantage.cli.run import summary
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "pyarrow")
 

@@ -16,6 +16,8 @@ from vantage.runs.workspace import Workspace
 from vantage.schemas.records.attempt import AttemptRequest, Failure
 from vantage.schemas.records.job import StageJob, StageResult
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 DAMAGE = {
     "a byte differs": lambda file: file.write_bytes(
         bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:]

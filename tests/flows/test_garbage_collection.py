@@ -31,6 +31,8 @@ from vantage.storage.removed import Cause
 from vantage.storage.storage import Storage
 from vantage.storage.store import Store
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 RECIPE, _ = load_resolved("quickstart", [])
 
 

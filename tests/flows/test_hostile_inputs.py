@@ -21,6 +21,8 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.models.builtin import build_builtin
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

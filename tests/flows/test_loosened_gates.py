@@ -19,6 +19,8 @@ from vantage.runs.workspace import Workspace
 from vantage.signing.policy import FILE, check_publish_policy
 from vantage.storage.refs import Ref
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 CLOSED = ("stages.value.gate.at_least=0.9",)
 LOOSER = ("stages.value.gate.at_least=0.1",)
 POLICY = "models: {'*': {aliases: {'*': {loosened_gates: refuse}}}}"

@@ -26,6 +26,8 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.tasks.training.progress import StageProgress
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 CANARY = "canary-in-an-address"
 HOSTILE = """\
 value: explained_variance 0.2 <= 0.9 & closed

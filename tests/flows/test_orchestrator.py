@@ -26,6 +26,8 @@ from vantage.runs.run import read_run
 from vantage.runs.workspace import Workspace
 from vantage.storage.store import Store
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 
 class Killed(BaseException):
     """Stands for kill -9: nothing of ours may catch it, and nothing after it happens."""

@@ -29,6 +29,7 @@ def test_making_a_ledger_loads_neither_mlflow_nor_torch(tmp_path: Path) -> None:
     assert said.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_sending_a_run_loads_no_tensor_library(workspace: Path) -> None:
     Outbox(workspace / "runs" / "0001-tiny-aaaaaa" / "ledger").append(
         to_json(OpenRun(time=1, run_id="0001-tiny-aaaaaa", experiment="tiny", name="tiny", recipe={}))

@@ -21,6 +21,8 @@ from vantage.runs.status import run_state
 from vantage.runs.workspace import RunError, Workspace
 from vantage.storage.leases import RemoteLeases
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 2.0
 

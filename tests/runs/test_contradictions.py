@@ -16,6 +16,8 @@ from vantage.runs.run import read_run
 from vantage.runs.status import run_state
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 
 @pytest.fixture
 def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:

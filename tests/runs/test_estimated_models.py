@@ -12,6 +12,8 @@ from vantage.cli.main import app
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 NANO_WEIGHTS = 472_704
 """The numbers of recipes/quickstart.yaml."""
 FIRST = """\

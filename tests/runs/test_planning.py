@@ -21,6 +21,8 @@ from vantage.schemas.problems import RecipeError
 from vantage.storage.store import Store
 from vantage.tasks.training.scratch import write_committed
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 STEPS = [
     "model",
     "data.demonstrations",

@@ -19,6 +19,8 @@ from vantage.runs.summary import (
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.uncertainty import Uncertainty
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 EVALUATED: dict[str, float | None] = {
     "accuracy": 0.9112,
     "baseline_accuracy": 0.6,

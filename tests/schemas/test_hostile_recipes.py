@@ -17,6 +17,8 @@ from tests.support.every import every
 from vantage.schemas.loading.recipe_file import load_recipe, parse_recipe
 from vantage.schemas.sweep import load_sweep
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 10.0
 """Longest time for one text of the greatest size, on a slow machine that does other things too."""
 

@@ -13,6 +13,7 @@ import pytest
 from tests.support.made_once import made_once
 from tests.support.models_in_threads import models_in_threads
 from tests.support.real_runs import prefect_at, wait_for
+from tests.support.unsent import SENDS_NOTHING
 from vantage.flows.prefect_server.server import (
     _server_process,
     end_process,
@@ -20,6 +21,7 @@ from vantage.flows.prefect_server.server import (
     is_healthy,
     new_database,
 )
+from vantage.ledger.sender import Sender
 from vantage.runs.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,15 @@ stages:
     prompts: prompts
     gate: {metric: accuracy_gain, at_least: 0.0}
 """
+
+
+@pytest.fixture(scope="module")
+def unsent() -> Iterator[None]:
+    """Send nothing to MLflow while the tests of a module run."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, method in SENDS_NOTHING.items():
+            patched.setattr(Sender, name, method)
+        yield
 
 
 @pytest.fixture(scope="session")

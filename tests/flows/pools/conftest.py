@@ -12,6 +12,11 @@ from tests.support.pool_workers import FAKED, POOL, VANTAGE, Worker, kill_all, s
 from vantage.runs.workspace import Workspace
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _sends_nothing(unsent: None) -> None:
+    """No test here looks at MLflow."""
+
+
 @pytest.fixture
 def worker(prefect_url: str, bucket: str, tmp_path: Path) -> Iterator[Worker]:
     """Start a worker of the pool on a machine of its own: its cache, and the pace of its fake stages, are its own."""

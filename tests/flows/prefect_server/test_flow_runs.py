@@ -32,7 +32,7 @@ from vantage.runs.run import acquire_run, read_run, read_runs
 from vantage.runs.workspace import Workspace
 from vantage.tasks.training.scratch import read_committed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unsent")]
 
 
 def state_of(flow_run_id: str) -> Any:

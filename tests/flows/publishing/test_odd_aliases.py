@@ -19,6 +19,8 @@ from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import RunError
 
+pytestmark = pytest.mark.slow
+
 TWO_ENTRIES = (
     "publish=[{stage: sft, registered_model: small, alias: champion, approve: true}, "
     "{stage: sft, registered_model: small, alias: tried}]"

@@ -13,6 +13,8 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.storage.bucket import open_bucket
 
+pytestmark = pytest.mark.slow
+
 
 def test_adapters_their_base_and_what_both_are_together_agree(
     small_lora_run: Workspace, monkeypatch: pytest.MonkeyPatch

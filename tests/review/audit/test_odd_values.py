@@ -13,6 +13,8 @@ from tests.review.audit.tampering import Case, found
 from tests.review.audit.test_mlflow_columns import EXIT_CODES, ROWS, documented
 from vantage.ledger.to_mlflow.audited_runs import AuditedServer, Unanswered
 
+pytestmark = pytest.mark.slow
+
 BYTES = b"\xff\xfe\x00\x80bytes"
 LONG = "x" * 3_000_000
 VALUES = {

@@ -19,6 +19,8 @@ from vantage.runs.run import read_run, read_runs
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.records.energy import Energy
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 CLOSED = "stages.value.gate.at_least=0.5"
 
 

@@ -8,6 +8,8 @@ import pytest
 from tests.schemas.checks.broken_recipes import BASES, FILE, plain, problems_of, problems_of_case
 from tests.support.every import every
 
+pytestmark = pytest.mark.slow
+
 CASES: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
 BLOCK = 50
 

@@ -19,6 +19,8 @@ from vantage.tasks.data.row_faults import UnreadableFile
 from vantage.tasks.data.saved_datasets import rows_of_files
 from vantage.tasks.data.source_rows import ISOLATED, read_rows_of, read_rows_of_open
 
+pytestmark = pytest.mark.slow
+
 LIMIT = SizeLimit(1 << 30, "raise it")
 TABLE = pa.table({"prompt": [f"prompt {n}" for n in range(3000)], "response": ["a"] * 3000})
 

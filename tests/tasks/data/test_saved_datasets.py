@@ -22,6 +22,8 @@ from vantage.tasks.data.source_rows import read_rows_of
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.prepare_data import UnusableData
 
+pytestmark = pytest.mark.slow
+
 ROWS: list[dict[str, Any]] = [
     {
         "prompt": f"翻译 {n}",

@@ -1,4 +1,4 @@
-"""For the processes of a test's run and worker: every stage is a fake one, torch is not loaded, leases are short."""
+"""For the processes of a test's run and worker: every stage is a fake one, torch is not loaded, MLflow gets nothing, leases are short."""
 
 import sys
 
@@ -6,6 +6,8 @@ import sys
 if not any("multiprocessing.resource_tracker" in argument for argument in sys.orig_argv):
     import vantage.storage.leases
     from tests.support.faked_stages import compute_with
+    from tests.support.unsent import send_nothing
 
     compute_with("tests.support.fake_work.run_stage")
+    send_nothing()
     vantage.storage.leases.LEASE_SECONDS = 5.0
