@@ -284,7 +284,7 @@ def test_the_error_of_one_rank_is_that_of_the_stage(at_cluster: RayCluster, tmp_
 def test_what_a_cluster_starts_for_a_stage_asks_no_other_cluster(
     at_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
-    """With two clusters on a machine, Ray Train's cleaner asked the newer one, did not find the stage, and removed its ranks."""
+    """Ray Train's cleaner asked the newer of two clusters on a machine, did not find the stage, and removed its ranks."""
     import ray
 
     from vantage.attempts.launchers import ray_train

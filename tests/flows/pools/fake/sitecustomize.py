@@ -1,4 +1,4 @@
-"""For the processes of a test's run and worker: every stage is a fake one, torch is not loaded, MLflow gets nothing, leases are short."""
+"""The processes of a test's run and worker import this: every stage is a fake one, torch is not loaded, MLflow gets nothing, leases are short."""
 
 import sys
 
