@@ -79,6 +79,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="vantage-cache-")
         os.environ["VANTAGE_CACHE"] = config.stash[_CACHE].name
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
+class _FailuresAtOnce:
+    """Print a failure when it happens: a run that is ended from outside then still says what failed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nfailed in its {report.when}: {report.nodeid}", red=True)
+            terminal.write_line(report.longreprtext)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
