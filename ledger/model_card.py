@@ -4,6 +4,7 @@ The same text is on MLflow's pages of the model and in an exported folder. It is
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from vantage.ledger.entries import RunEntry, StageEntry
@@ -39,6 +40,7 @@ _FAMILIES = {metric.name: metric.family for metric in METRICS if metric.family}
 NO_LICENCE = "not recorded"
 
 
+@cache  # an audit asks for each card that it compares, and the answer is read from a file
 def written_by() -> str:
     """Return the line of a card that names the version of its wording."""
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.mlflow_databases import forget_databases
 from tests.support.needs import missing, reason
 
 pytest_plugins = ("tests.support.fixtures",)
@@ -126,6 +127,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Nor in what a file of tests has loaded; and what a pipeline has set for its process ends with the file."""
     if nextitem is None or nextitem.path != item.path:
         logging.raiseExceptions = True  # see errors_of_logging_are_quiet
+        forget_databases()
         gc.collect()
         gc.freeze()
 

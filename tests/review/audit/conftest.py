@@ -64,6 +64,26 @@ publish:
   - {stage: policy, registered_model: fake-strict, alias: best, after: strict}
   - {stage: reward, registered_model: fake-reward}
 """
+SHORT_RECIPE = """\
+recipe: fake
+seed: 17
+model: {source: "builtin:tiny"}
+data:
+  demonstrations: {source: demonstrations.jsonl}
+  prompts: {source: "builtin:arithmetic/prompts"}
+stages:
+  sft: {kind: sft, data: demonstrations}
+  evaluation:
+    kind: evaluation
+    candidate: sft
+    baseline: model
+    judge: {verifier: arithmetic}
+    prompts: prompts
+    gate: {metric: accuracy_gain, at_least: 0.0}
+publish:
+  - {stage: sft, registered_model: fake, alias: champion, after: evaluation}
+"""
+"""A recipe whose run has a row in every table that Vantage fills, and whose audit takes half as long."""
 STAGES = "tests.review.audit.audited_work.run_stage"
 
 
@@ -88,35 +108,49 @@ def run_once(
         orchestrator.ledger.close()
 
 
-def write_recipe(folder: Path) -> Path:
+def write_recipe(folder: Path, text: str = RECIPE) -> Path:
     """The recipe with its one file of data."""
     (folder / "demonstrations.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n' * 40)
     recipe = folder / "fake.yaml"
-    recipe.write_text(RECIPE)
+    recipe.write_text(text)
     return recipe
+
+
+def _run_of(text: str, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patched.setattr(EnergyMeter, "finish", lambda self: Energy(gpu_joules=7.25, cpu_joules=3.5))
+        run_once(Workspace(folder / "workspace"), write_recipe(folder, text))
+
+
+def _copied(original: Path, folder: Path) -> Case:
+    shutil.copytree(original / "workspace", folder, symlinks=True)
+    workspace = Workspace(folder)
+    [record] = read_runs(workspace)
+    return Case(workspace, record, original)
 
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, its data, and the workspace of a run of it; for reading only."""
-
-    def make(folder: Path) -> None:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.delenv("MLFLOW_TRACKING_URI", raising=False)
-            patched.setattr(EnergyMeter, "finish", lambda self: Energy(gpu_joules=7.25, cpu_joules=3.5))
-            run_once(Workspace(folder / "workspace"), write_recipe(folder))
-
-    return made_once(tmp_path_factory, "audited", make)
+    return made_once(tmp_path_factory, "audited", lambda folder: _run_of(RECIPE, folder))
 
 
 @pytest.fixture
 def case(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     """A copy of the workspace on another path."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    shutil.copytree(original / "workspace", tmp_path / "copy", symlinks=True)
-    workspace = Workspace(tmp_path / "copy")
-    [record] = read_runs(workspace)
-    return Case(workspace, record, original)
+    return _copied(original, tmp_path / "copy")
+
+
+@pytest.fixture
+def short_case(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Case:
+    """The same of the short recipe."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    original = made_once(tmp_path_factory, "audited-short", lambda folder: _run_of(SHORT_RECIPE, folder))
+    return _copied(original, tmp_path / "copy")
 
 
 @pytest.fixture

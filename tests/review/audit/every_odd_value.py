@@ -5,7 +5,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from tests.review.audit.conftest import run_once, write_recipe
+from tests.review.audit.conftest import SHORT_RECIPE, run_once, write_recipe
 from tests.review.audit.tampering import Case
 from tests.review.audit.test_mlflow_columns import documented
 from tests.review.audit.test_odd_values import NOT_STORED, VALUES, fault
@@ -17,7 +17,7 @@ def main(folder: Path) -> int:
     """Print what is wrong, and return how often something was."""
     folder.mkdir(parents=True)
     workspace = Workspace(folder / "workspace")
-    run_once(workspace, write_recipe(folder))
+    run_once(workspace, write_recipe(folder, SHORT_RECIPE))
     [record] = read_runs(workspace)
     database = workspace.root / "mlflow.db"
     shutil.copy(database, folder / "mlflow.db")

@@ -17,14 +17,14 @@ EXIT_CODES = {"not compared": 0, "wrong": 1, "not checked": 2}
 OF_THE_SERVER = {"alembic_version", "workspaces"}
 ROWS = {
     "experiments": "name = 'fake'",
-    "runs": "name = 'policy'",
+    "runs": "name = 'sft'",
     "tags": "key = 'vantage.digest'",
     "params": "key = 'learning_rate'",
     "metrics": "key = 'loss'",
     "latest_metrics": "key = 'loss'",
-    "inputs": "destination_type = 'RUN' AND destination_id IN (SELECT run_uuid FROM runs WHERE name = 'policy')",
+    "inputs": "destination_type = 'RUN' AND destination_id IN (SELECT run_uuid FROM runs WHERE name = 'sft')",
     "datasets": "name = 'demonstrations'",
-    "logged_models": "name = 'policy'",
+    "logged_models": "name = 'sft'",
     "logged_model_tags": "tag_key = 'vantage.digest'",
     "registered_models": "name = 'fake'",
     "model_versions": "name = 'fake'",
@@ -96,12 +96,12 @@ def test_a_run_leaves_the_other_tables_empty(case: Case) -> None:
     assert filled - OF_THE_SERVER == written
 
 
-def test_columns_that_are_not_compared_change_nothing(case: Case) -> None:
+def test_columns_that_are_not_compared_change_nothing(short_case: Case) -> None:
     """All of them at once: an audit of each alone would end with 0 as well."""
     columns = [each for each, outcome in documented().items() if outcome == "not compared"]
     for column in sorted(columns, key="runs.name".__eq__):  # by which rows are chosen: it comes last
-        change(case.workspace.root / "mlflow.db", column)
-    report = case.audit()
+        change(short_case.workspace.root / "mlflow.db", column)
+    report = short_case.audit()
     assert report.exit_code == 0, (found(report), found(report, "unchecked"))
 
 
@@ -113,7 +113,7 @@ def test_columns_that_are_not_compared_change_nothing(case: Case) -> None:
         if outcome != "not compared"
     ],
 )
-def test_a_changed_column_is_found_as_documented(case: Case, column: str) -> None:
-    change(case.workspace.root / "mlflow.db", column)
-    report = case.audit()
+def test_a_changed_column_is_found_as_documented(short_case: Case, column: str) -> None:
+    change(short_case.workspace.root / "mlflow.db", column)
+    report = short_case.audit()
     assert report.exit_code == EXIT_CODES[documented()[column]], (found(report), found(report, "unchecked"))

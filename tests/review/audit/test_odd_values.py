@@ -79,15 +79,15 @@ def fault(case: Case, column: str, kind: str) -> str:
 @pytest.mark.parametrize(
     "kind", ["nothing", *(pytest.param(each, marks=pytest.mark.slow) for each in VALUES if each != "nothing")]
 )
-def test_no_value_ends_an_audit_or_hides_a_change(case: Case, column: str, kind: str) -> None:
-    assert fault(case, column, kind) == ""
+def test_no_value_ends_an_audit_or_hides_a_change(short_case: Case, column: str, kind: str) -> None:
+    assert fault(short_case, column, kind) == ""
 
 
 @pytest.mark.parametrize("target", [None, "fake@champion"])
 @pytest.mark.parametrize("column", ["model_versions.storage_location", "logged_models.artifact_location"])
-def test_an_address_that_no_file_can_have_is_wrong(case: Case, column: str, target: str | None) -> None:
-    store(case, column, LONG)
-    report = case.audit(target)
+def test_an_address_that_no_file_can_have_is_wrong(short_case: Case, column: str, target: str | None) -> None:
+    store(short_case, column, LONG)
+    report = short_case.audit(target)
     assert report.exit_code == 1
     assert len(report.model_dump_json()) < 1_000_000
 
@@ -95,19 +95,19 @@ def test_an_address_that_no_file_can_have_is_wrong(case: Case, column: str, targ
 @pytest.mark.parametrize(
     "column", ["runs.status", "tags.value", "registered_models.workspace", "registered_model_aliases.alias"]
 )
-def test_a_report_is_not_as_long_as_a_text_in_mlflow(case: Case, column: str) -> None:
-    assert fault(case, column, "a very long text") == ""
+def test_a_report_is_not_as_long_as_a_text_in_mlflow(short_case: Case, column: str) -> None:
+    assert fault(short_case, column, "a very long text") == ""
 
 
 @pytest.mark.parametrize("value", ["edited", "", None, "../../x", "A" * 64], ids=repr)
-def test_a_version_whose_digest_was_edited_is_wrong(case: Case, value: str | None) -> None:
+def test_a_version_whose_digest_was_edited_is_wrong(short_case: Case, value: str | None) -> None:
     """Not a target that does not exist: the model is what somebody deploys."""
-    with closing(sqlite3.connect(case.workspace.root / "mlflow.db")) as connection:
+    with closing(sqlite3.connect(short_case.workspace.root / "mlflow.db")) as connection:
         connection.execute(
             "UPDATE model_version_tags SET value = ? WHERE name = 'fake' AND key = 'vantage.digest'", (value,)
         )
         connection.commit()
-    report = case.audit("fake@champion")
+    report = short_case.audit("fake@champion")
     assert report.exit_code == 1
     assert any(
         "the tag vantage.digest of version 1 is" in each and "which is no digest" in each
@@ -117,7 +117,7 @@ def test_a_version_whose_digest_was_edited_is_wrong(case: Case, value: str | Non
 
 @pytest.mark.parametrize("question", ["model", "tags_of", "versions_of", "version", "run"])
 def test_an_mlflow_that_dies_in_the_middle_is_said(
-    case: Case, monkeypatch: pytest.MonkeyPatch, question: str
+    short_case: Case, monkeypatch: pytest.MonkeyPatch, question: str
 ) -> None:
     def dies(server: AuditedServer, *given: object) -> object:
         server._why_not = "MLflow does not answer (it has died)"
@@ -132,13 +132,13 @@ def test_an_mlflow_that_dies_in_the_middle_is_said(
 
     for method in (dies, asks):  # at the first question of this kind, and at the second
         monkeypatch.setattr(AuditedServer, question, method)
-        report = case.audit()
+        report = short_case.audit()
         assert report.exit_code == 2
         assert any("it has died" in each for each in found(report, "unchecked"))
 
 
-def test_the_entry_of_a_run_of_mlflow_that_cannot_be_read_is_not_wrong(case: Case) -> None:
-    target = case.mlflow_run("policy")
-    store(case, "metrics.value", "no number")
-    report = case.audit(target)
+def test_the_entry_of_a_run_of_mlflow_that_cannot_be_read_is_not_wrong(short_case: Case) -> None:
+    target = short_case.mlflow_run("sft")
+    store(short_case, "metrics.value", "no number")
+    report = short_case.audit(target)
     assert (report.exit_code, found(report)) == (2, [])
