@@ -182,7 +182,9 @@ def test_a_gate_opens_by_chance_as_rarely_as_it_says(case: Case, monkeypatch: py
     Wilson's interval of a share near 1 lies below it somewhat more often, as textbooks have it; so does a mean of few
     bounded numbers.
     """
-    monkeypatch.setattr(resampling, "NUM_RESAMPLES", 500)  # with fewer, ends are noisier and not closer together
+    monkeypatch.setattr(
+        resampling, "NUM_RESAMPLES", 500
+    )  # with fewer, ends are noisier and not closer together
     repeats = 100 if case.resampled else 500
     found = rates_of(case, repeats=repeats, seed=1)
     allowed = 0.03 + 3 * math.sqrt(0.03 / repeats)
