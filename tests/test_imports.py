@@ -116,9 +116,12 @@ def test_what_computes_loads_no_server_and_algorithms_nothing_that_knows_a_recip
     assert loaded_in_turn(*groups) == [{}, {}, {}, {}]
 
 
-def test_the_process_of_a_verifier_loads_no_numpy() -> None:
-    """A stage waits for its start, and numpy takes a third of it."""
-    assert loaded_by(["vantage.tasks.rewards.verifier_worker"], TENSORS | SERVERS | {"numpy"}) == {}
+@pytest.mark.parametrize(
+    "module, unread", [("rewards.verifier_worker", "numpy"), ("data.row_worker", "pydantic")]
+)
+def test_processes_that_stages_wait_for_load_little(module: str, unread: str) -> None:
+    """These libraries would take a third of their start."""
+    assert loaded_by([f"vantage.tasks.{module}"], TENSORS | SERVERS | {"pandera", "datasets", unread}) == {}
 
 
 def test_storage_and_what_is_told_to_the_ledger_load_no_tensor_library_and_no_server() -> None:
