@@ -11,12 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import boto3
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support import in_tree
 from tests.support.extensions import (
     ENGINE,
     ENGINE_RECIPE,
@@ -195,15 +197,25 @@ def environment_of(tree: Path, **more: str) -> dict[str, str]:
     return {"PATH": "", "PYTHONPATH": str(tree), **kept, **more}
 
 
+def python(
+    tree: Path, arguments: tuple[str, ...], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python process whose packages are the copy's."""
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(autouse=True)
+def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of slow tests, which load torch again and again."""
+    if request.node.get_closest_marker("slow"):
+        monkeypatch.setitem(globals(), "python", in_tree.run)
+
+
 def run_in(tree: Path, *arguments: str, **environment: str) -> str:
     """What a Python process prints whose packages are the copy's."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=tree,
-        env=environment_of(tree, **environment),
-        capture_output=True,
-        text=True,
-    )
+    done = python(tree, arguments, environment_of(tree, **environment))
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -219,13 +231,8 @@ def planned(tree: Path, recipe: str) -> str:
 def refused(tree: Path, recipe: str, workspace: str = "workspace") -> str:
     """What the recipe is refused with."""
     (tree / "refused.yaml").write_text(recipe)
-    done = subprocess.run(
-        [sys.executable, *COMMAND, "plan", "refused.yaml", "--workspace", workspace],
-        cwd=tree,
-        env=environment_of(tree, COLUMNS="1000"),
-        capture_output=True,
-        text=True,
-    )
+    arguments = (*COMMAND, "plan", "refused.yaml", "--workspace", workspace)
+    done = python(tree, arguments, environment_of(tree, COLUMNS="1000"))
     assert done.returncode == 65, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
     return done.stderr

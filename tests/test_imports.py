@@ -39,7 +39,8 @@ TO_MLFLOW = (
 """Of the ledger, what may load mlflow."""
 
 PROBE = """
-import importlib, json, sys
+import gc, importlib, json, sys
+gc.disable()  # a sixth of the time
 loaded = []
 for modules, forbidden in json.loads(sys.argv[1]):
     loaded.append({})
@@ -99,7 +100,7 @@ def test_tables_load_no_tensor_library_and_no_server() -> None:
 
 
 @pytest.mark.slow
-def test_algorithms_and_stages_load_no_server_and_algorithms_nothing_that_knows_a_recipe_or_a_file() -> None:
+def test_what_computes_loads_no_server_and_algorithms_nothing_that_knows_a_recipe_or_a_file() -> None:
     """Stages can be imported where Prefect, MLflow and pandera are not installed; datasets is loaded by what asks for it."""
     unknown = {"transformers", "accelerate", "peft", "pydantic", "yaml", "pyarrow", "vantage.schemas"}
     unwanted, rows = (
@@ -108,15 +109,19 @@ def test_algorithms_and_stages_load_no_server_and_algorithms_nothing_that_knows_
     )  # checks them, with pandera
     groups = (
         (modules_of("algorithms"), unknown | unwanted),
+        (modules_of("models"), unwanted),
         (modules_of("tasks", but={rows}), unwanted),
         ([rows], {"datasets"}),
     )
-    assert loaded_in_turn(*groups) == [{}, {}, {}]
+    assert loaded_in_turn(*groups) == [{}, {}, {}, {}]
 
 
-@pytest.mark.slow
-def test_models_load_no_server_and_no_tables() -> None:
-    assert loaded_by(modules_of("models"), SERVERS | {"pandera"}) == {}
+@pytest.mark.parametrize(
+    "module, unread", [("rewards.verifier_worker", "numpy"), ("data.row_worker", "pydantic")]
+)
+def test_processes_that_stages_wait_for_load_little(module: str, unread: str) -> None:
+    """These libraries would take a third of their start."""
+    assert loaded_by([f"vantage.tasks.{module}"], TENSORS | SERVERS | {"pandera", "datasets", unread}) == {}
 
 
 def test_storage_and_what_is_told_to_the_ledger_load_no_tensor_library_and_no_server() -> None:

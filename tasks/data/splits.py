@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vantage.schemas.recipe.inputs import Shares, Split
+if TYPE_CHECKING:  # pydantic is half of the start of the process that reads files
+    from vantage.schemas.recipe.inputs import Shares, Split
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
@@ -26,24 +27,24 @@ def alike_text(prompt: str) -> str:
     return " ".join(prompt.casefold().split())
 
 
-def side_of(prompt: str, shares: Shares) -> str:
+def side_of(prompt: str, shares: "Shares") -> str:
     """Return the side of a prompt in every dataset: from position 0 up ``test``, then ``validation``, then ``train``."""
     return _side_at(prompt_position(prompt), shares)
 
 
-def _side_at(position: float, shares: Shares) -> str:
+def _side_at(position: float, shares: "Shares") -> str:
     if position < shares.test:
         return TEST
     return VALIDATION if position < shares.test + shares.validation else TRAIN
 
 
-def size_of(split: Split, shares: Shares, side: str) -> int | float:
+def size_of(split: "Split", shares: "Shares", side: str) -> int | float:
     """Return the number of rows of a held-out side, or their share of all rows."""
     size, share = getattr(split, side), getattr(shares, side)
     return size if isinstance(size, int | float) else float(share)
 
 
-def split_by_shares(positions: Sequence[float], split: Split, shares: Shares) -> list[str | None]:
+def split_by_shares(positions: Sequence[float], split: "Split", shares: "Shares") -> list[str | None]:
     """Return the side of every row by the position of its prompt and ``shares``; None for held-out rows beyond the number
     in ``split``.
 
@@ -77,7 +78,7 @@ def split_by_shares(positions: Sequence[float], split: Split, shares: Shares) ->
     return sides
 
 
-def split_alone(positions: Sequence[float], split: Split, shares: Shares) -> list[str]:
+def split_alone(positions: Sequence[float], split: "Split", shares: "Shares") -> list[str]:
     """Return the side of every row by the position of its prompt, for a dataset that shares prompts with no other: all
     rows are used.
 

@@ -3,10 +3,10 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
-
-import numpy
+from typing import Any
 
 from vantage.schemas.recipe.fields import MAX_NAMED
 from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
@@ -32,13 +32,22 @@ def as_verdict(returned: object) -> Verdict:
     Raises:
         UnusableVerdict: it is something else, or a number that is not finite.
     """
-    if isinstance(returned, bool | numpy.bool_) or (isinstance(returned, int) and returned in (0, 1)):
+    if isinstance(returned, bool) or is_numpy(returned, "bool_"):
+        return bool(returned)
+    if isinstance(returned, int) and returned in (0, 1):
         return bool(returned)
     if isinstance(returned, Mapping):
         return _by_name(returned)
     if isinstance(returned, Real):
         return _finite(returned, "the score")
     raise UnusableVerdict("return True or False, a number, or numbers by name ({'style': 0.5})")
+
+
+def is_numpy(value: object, name: str) -> bool:
+    """Return whether a value is of numpy's class of that name. Loads no numpy, which would take a third of the start of a
+    verifier's process."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy, name))
 
 
 def _by_name(returned: Mapping[object, object]) -> dict[str, float]:
@@ -50,13 +59,13 @@ def _by_name(returned: Mapping[object, object]) -> dict[str, float]:
             raise UnusableVerdict(
                 f"{name!r:.80} is no name of a score; use lower case, digits and underscores"
             )
-        if not isinstance(score, Real | numpy.bool_):
+        if not isinstance(score, Real) and not is_numpy(score, "bool_"):
             raise UnusableVerdict(f"{name} is a {type(score).__name__}; return a number for each name")
         found[name] = _finite(score, name)
     return dict(sorted(found.items()))
 
 
-def _finite(score: float | Real | numpy.bool_, what: str) -> float:
+def _finite(score: Any, what: str) -> float:
     try:
         found = float(score)
     except OverflowError:  # an integer beyond every float

@@ -8,9 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy
-
-from vantage.tasks.rewards.verdicts import Verdict
+from vantage.tasks.rewards.verdicts import Verdict, is_numpy
 from vantage.tasks.rewards.verifier_file import (
     BrokenVerifier,
     UserFunction,
@@ -107,7 +105,7 @@ class _WithBatch:
                 found = self._runner.run(_awaited(found))
         except BaseException as error:  # a user's code may raise anything
             raise self._function.raised(error, about) from error
-        if isinstance(found, numpy.ndarray):
+        if is_numpy(found, "ndarray"):
             found = list(found)
         if not isinstance(found, list | tuple):
             raise self._function.broken(

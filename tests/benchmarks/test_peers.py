@@ -145,8 +145,10 @@ def test_the_material_has_the_rows_that_vantage_prepared(tmp_path: Path) -> None
 
 SIDE = """
 import os, sys
-import torch
-from transformers import LlamaConfig, LlamaModel
+from vantage.attempts.launchers.quick_imports import quick_imports
+with quick_imports():
+    import torch
+    from transformers import LlamaConfig, LlamaModel
 from benchmarks.peers.clock import Clock
 from benchmarks.peers.workloads import Workload
 

@@ -1,7 +1,10 @@
 """``vantage data inspect``: what a stranger's file is, and an entry for a recipe that reads it."""
 
 import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +83,7 @@ def test_with_a_model_its_template_and_its_tokens_are_shown(tmp_path: Path) -> N
     assert shown["num_tokens"] == found["prompt_tokens"]["most"] + 2
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_calls_that_the_template_leaves_out_of_earlier_turns_are_counted_by_row(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     asked, called = (
@@ -95,6 +99,7 @@ def test_calls_that_the_template_leaves_out_of_earlier_turns_are_counted_by_row(
     assert "problems  none" in done.stdout
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_special_tokens_that_the_text_spells_out_are_counted_once_a_row(tmp_path: Path) -> None:
     """A preference's prompt is read with each of its two responses, and is counted once."""
     rows = [
@@ -117,7 +122,7 @@ def test_a_template_that_goes_on_for_ever_for_some_row_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trial prompts of a model do not have the word; a row of the file does."""
-    monkeypatch.setattr(sampling_process, "RENDER_SECONDS", 2.0)
+    monkeypatch.setattr(sampling_process, "RENDER_SECONDS", 1.0)
     loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
     save_with_template(tmp_path / "model", f"{{% if 'loop' in messages[0].content %}}{loops}{{% endif %}}")
     path = lines(
@@ -139,18 +144,34 @@ def save_with_template(folder: Path, before: str) -> None:
             file.write_text(json.dumps({**settings, "chat_template": before + settings["chat_template"]}))
 
 
+def _with_two_seconds(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Start the process that holds a model, which gives a template two seconds instead of twenty."""
+    assert command[1:] == ["-m", "vantage.attempts.launchers.quick_imports", "vantage.tasks.sampling_process"]
+    program = """
+from vantage.attempts.launchers.quick_imports import quick_imports
+with quick_imports():
+    from vantage.models import template_trial
+    from vantage.tasks.sampling_process import main
+template_trial.SECONDS = 2.0
+main()
+"""
+    return subprocess.Popen([command[0], "-c", program], **options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{% if messages | length == 3 %}{{ 10 ** (10 ** 9) }}{% endif %}", "is not rendered within 20 seconds"),
+        ("{% if messages | length == 3 %}{{ 10 ** (10 ** 9) }}{% endif %}", "is not rendered within 2 seconds"),
         ("{% if 'big' in messages[0].content %}{{ 'ab' * 2000000000 }}{% endif %}", "takes more than 2 GiB of memory"),
     ],
 )  # fmt: skip
 def test_a_template_that_takes_too_much_outside_the_first_prompts_is_ended(
-    tmp_path: Path, template: str, said: str
+    tmp_path: Path, template: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one does where nobody asks for it: the token that closes a turn is looked for in three turns. The process is a real one."""
+    fake = SimpleNamespace(Popen=_with_two_seconds, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(sampling_process, "subprocess", fake)
     save_with_template(tmp_path / "model", template)
     path = lines(tmp_path / "rows.jsonl", [{"prompt": "big", "response": "a"}])
     done = inspect(path, "--model", str(tmp_path / "model"))

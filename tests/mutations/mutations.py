@@ -121,17 +121,19 @@ def copy_tree(target: Path) -> None:
             shutil.copyfile(ROOT / name, target / name, follow_symlinks=False)  # links are packages
 
 
-def warm_up() -> None:
+def warm_up(*, with_libraries: bool) -> None:
     """Load what every test needs and no mutation touches, once: the tests run in forks of this process."""
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": "1"}
-    import hypothesis  # noqa: F401
-    import pandera.pyarrow  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
     import pytest  # noqa: F401
-    import safetensors.torch  # noqa: F401
-    import torch
 
-    torch.set_num_threads(1)
+    if with_libraries:
+        import hypothesis  # noqa: F401
+        import pandera.pyarrow  # noqa: F401
+        import pyarrow.parquet  # noqa: F401
+        import safetensors.torch  # noqa: F401
+        import torch
+
+        torch.set_num_threads(1)
     # the editable installation leads back to the tree itself
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, LISTS)]
 
@@ -244,14 +246,20 @@ class Results:
 
 
 def run_all(
-    mutations: Sequence[Mutation], *, jobs: int, results: Results, options: Sequence[str] = ()
+    mutations: Sequence[Mutation],
+    *,
+    jobs: int,
+    results: Results,
+    options: Sequence[str] = (),
+    bare: bool = False,
 ) -> int:
     """Try those that have no result yet. Returns the exit code: 0 if every mutation is killed.
 
     Args:
         options: of pytest, before the tests.
+        bare: the tests need no library beside pytest.
     """
-    warm_up()
+    warm_up(with_libraries=not bare)
     with tempfile.TemporaryDirectory(prefix="mutations-") as temporary:
         original = Path(temporary).resolve()
         copy_tree(original)  # once: who goes on working on the tree changes nothing here
@@ -348,6 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--shard", default="1/1", metavar="I/N", help="try every N-th mutation, from the I-th on"
     )
+    parser.add_argument("--bare", action="store_true", help="for tests that need neither torch nor tables")
     options = parser.parse_args(arguments)
     try:
         mutations = shard(selected(load(), options.patterns), options.shard)
@@ -364,7 +373,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     results = Results(options.results, "fast" if options.fast else "all")
     return run_all(
-        mutations, jobs=options.jobs, results=results, options=["-m", "not slow"] if options.fast else []
+        mutations,
+        jobs=options.jobs,
+        results=results,
+        options=["-m", "not slow"] if options.fast else [],
+        bare=options.bare,
     )
 
 

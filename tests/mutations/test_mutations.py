@@ -1,6 +1,7 @@
 """The lists of mutations still fit the code, and the script tells a mutation that is noticed from one that is not."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def test_there_are_enough_and_none_hides_another() -> None:
 
 def test_each_still_applies() -> None:
     """Its text stands once in its file, and what it makes of it is other code; its tests are there."""
+    text_of = cache(lambda file: (ROOT / file).read_text())
     misses = []
     for mutation in all_mutations():
         try:
@@ -43,7 +45,7 @@ def test_each_still_applies() -> None:
             function = case.partition("[")[0]
             if not (ROOT / file).exists():
                 misses.append(f"{mutation.name}: there is no {file}")
-            elif function and f"def {function}(" not in (ROOT / file).read_text():
+            elif function and f"def {function}(" not in text_of(file):
                 misses.append(f"{mutation.name}: there is no {test}")
     assert not misses, "\n".join(misses)
 
@@ -145,8 +147,9 @@ def script(tmp_path: Path) -> Path:
 
 
 def run_script(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, cwd=script.parents[2], capture_output=True, text=True)
+    command = [sys.executable, str(script), "--bare", *arguments]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=script.parents[2], env=environment, capture_output=True, text=True)
 
 
 def outcomes(ran: subprocess.CompletedProcess[str]) -> dict[str, str]:

@@ -39,6 +39,8 @@ PHRASES = {
 }  # fmt: skip
 """The texts that the verifier's patterns begin with, and what they go on with."""
 EVERYWHERE = (" ", "\n", "\t", "(", "[", "((", "[]", "a", "é", "0", "9 ", "\\(", "<")
+REPEATS = {"sentiment": 2000}
+"""Repeats of the shorter text, where 8000 take more than a tenth of a second."""
 CASES = [(name, phrase) for name, phrases in PHRASES.items() for phrase in (*phrases, *EVERYWHERE)]
 
 
@@ -70,10 +72,13 @@ def test_the_example_of_a_recipe_finds_a_box() -> None:
 @pytest.mark.parametrize(("name", "phrase"), CASES)
 def test_time_grows_with_the_length(name: str, phrase: str) -> None:
     """If the time were a square, four times the length would take 16 times as long."""
-    for short, long in zip(texts(phrase, 8000), texts(phrase, 32000), strict=True):
+    repeats = REPEATS.get(name, 8000)
+    for short, long in zip(texts(phrase, repeats), texts(phrase, 4 * repeats), strict=True):
         before = min(seconds(JUDGES[name], short) for _ in range(3))
-        after = min(seconds(JUDGES[name], long) for _ in range(3))
-        assert after < 8 * max(before, 0.01), (before, after)
+        after: list[float] = []
+        while not after or after[-1] >= 8 * max(before, 0.01):
+            assert len(after) < 3, (before, after)
+            after.append(seconds(JUDGES[name], long))
 
 
 def test_scores_of_vader_are_those_of_the_library() -> None:
