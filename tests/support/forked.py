@@ -17,6 +17,7 @@ import inspect
 import json
 import os
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -40,6 +42,7 @@ LOADED = (
     "prefect.engine",
     "prefect.events.clients",
     "prefect.flow_engine",
+    "prefect.runner._workspace_starter",
     "prefect.server.api.server",
     "prefect.task_engine",
     "prefect.utilities.visualization",
@@ -58,7 +61,11 @@ LOADED = (
     "vantage.review.audit.target",
 )
 """Modules that are loaded before anything is asked for, with all that they import."""
-CHILDREN = ("vantage.flows.prefect_server.tied_process", "prefect.engine")
+CHILDREN = (
+    "vantage.flows.prefect_server.tied_process",
+    "prefect.engine",
+    "prefect.runner._workspace_supervisor",  # what a worker starts; it becomes the engine of a flow run
+)
 
 _ADOPTS = 36
 """``PR_SET_CHILD_SUBREAPER`` of Linux: descendants whose parent ends become children of this process."""
@@ -69,6 +76,8 @@ _popen = subprocess.Popen
 _asking = threading.Lock()
 _helper: socket.socket | None = None
 _helper_of: int | None = None
+_firsts: set[str] = set()
+"""First entries of ``sys.path`` of earlier commands of this process and of those that it was forked from."""
 
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -103,9 +112,9 @@ class Forked(_popen):  # type: ignore[type-arg]
     """A process as ``subprocess.Popen`` has it, which was forked instead of executed."""
 
     def _forks(self, command: object) -> bool:
-        return (
-            isinstance(command, list) and command[:1] == [sys.executable] and command[1:2] in (["-m"], ["-c"])
-        )
+        if not isinstance(command, list | tuple):
+            return False
+        return command[0] == sys.executable and command[1] in ("-m", "-c")
 
     def _execute_child(self, *values: Any) -> None:
         given = inspect.signature(_popen._execute_child).bind(self, *values).arguments  # type: ignore[attr-defined]
@@ -120,6 +129,7 @@ class Forked(_popen):  # type: ignore[type-arg]
             "environment": {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()},
             "umask": given["umask"],
             "session": bool(given["start_new_session"]),
+            "group": given["process_group"],
         }
         try:
             self.pid = _fork(asked, [number if own == -1 else own for number, own in enumerate(standard)])
@@ -134,7 +144,7 @@ class Forked(_popen):  # type: ignore[type-arg]
 
 class _ForkedChild(Forked):
     def _forks(self, command: object) -> bool:
-        return super()._forks(command) and cast("list[str]", command)[2] in CHILDREN
+        return super()._forks(command) and cast("Sequence[str]", command)[2] in CHILDREN
 
 
 def _fork(asked: dict[str, Any], standard: Sequence[int]) -> int:
@@ -226,6 +236,8 @@ def _become(asked: dict[str, Any], standard: Sequence[int]) -> NoReturn:
     """Be the process that was asked for."""
     if asked["session"]:
         os.setsid()
+    elif asked["group"] not in (None, -1):
+        os.setpgid(0, asked["group"])
     if asked["umask"] >= 0:
         os.umask(asked["umask"])
     _begin_helper(standard)
@@ -236,17 +248,31 @@ def _become(asked: dict[str, Any], standard: Sequence[int]) -> NoReturn:
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     os.chdir(asked["folder"])
-    command, environment = asked["command"], asked["environment"]
-    os.environ.clear()
-    os.environ.update(environment)
-    try:
-        _read_settings(own=command[2] not in CHILDREN)
-    except Exception:  # the process must tell of them itself
-        os.execve(command[0], command, environment)
-    warnings._processoptions(filter(None, environment.get("PYTHONWARNINGS", "").split(",")))  # type: ignore[attr-defined]
     subprocess.Popen = _ForkedChild  # type: ignore[misc]
+    os.execvpe = _become_another  # type: ignore[assignment]
     gc.enable()
-    _end(_exit_code(lambda: _execute(command, asked["folder"])))
+    command, environment = asked["command"], asked["environment"]
+    while True:
+        os.environ.clear()
+        os.environ.update(environment)
+        try:
+            _read_settings(own=command[2] not in CHILDREN)
+        except Exception:  # the process must tell of them itself
+            os.execve(command[0], command, environment)
+        try:
+            _end(_exit_code(partial(_execute, command)))
+        except _Executed as other:
+            command, environment = other.args
+
+
+class _Executed(BaseException):
+    """Another command, and its environment, for this process to go on with, as after ``exec``."""
+
+
+def _become_another(file: str, command: list[str], environment: dict[str, str]) -> NoReturn:
+    if file != sys.executable:
+        os.execve(shutil.which(file) or file, command, environment)
+    raise _Executed(command, environment)
 
 
 def _begin_helper(standard: Sequence[int]) -> None:
@@ -277,37 +303,42 @@ def _read_settings(*, own: bool) -> None:
     os.environ.update(given)
 
 
-def _execute(command: Sequence[str], folder: str) -> None:
+def _execute(command: Sequence[str]) -> None:
     """Do what Python does with the command."""
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    own = {"", str(ROOT), *added}
-    sys.path[:] = [
-        folder if command[1] == "-m" else "",
-        *added,
-        *(entry for entry in sys.path if entry not in own),
-    ]
+    own = {"", str(ROOT), *added, *_firsts}
+    how, *words = command[1:]
+    first = {"-m": str(Path.cwd()), "-c": ""}.get(how, str(Path(how).parent))
+    _firsts.add(first)
+    sys.path[:] = [first, *added, *(entry for entry in sys.path if entry not in own)]
+    warnings._processoptions(filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")))  # type: ignore[attr-defined]
     if any((Path(entry) / "sitecustomize.py").exists() for entry in added):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
-    if command[1] == "-m":
-        sys.argv = list(command[2:])
-        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = ["-c", *command[3:]]
+    if how == "-c":
+        sys.argv = ["-c", *words[1:]]
         program = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(command[2], "<string>", "exec"), program.__dict__)
+        exec(compile(words[0], "<string>", "exec"), program.__dict__)
+    elif how == "-m":
+        sys.argv = words
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [how, *words]
+        runpy.run_path(how, run_name="__main__")
 
 
 def _exit_code(execute: Callable[[], None]) -> int:
     try:
         execute()
+    except _Executed:
+        raise
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         return 1
     return 0
 
