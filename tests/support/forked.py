@@ -65,6 +65,7 @@ CHILDREN = (
     "vantage.flows.prefect_server.tied_process",
     "prefect.engine",
     "prefect.runner._workspace_supervisor",  # what a worker starts; it becomes the engine of a flow run
+    "uvicorn",  # what MLflow's server starts
 )
 
 _ADOPTS = 36
