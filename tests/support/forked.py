@@ -77,6 +77,8 @@ _popen = subprocess.Popen
 _asking = threading.Lock()
 _helper: socket.socket | None = None
 _helper_of: int | None = None
+_first: subprocess.Popen[bytes] | None = None
+"""The helper of the tests' process, which forks until the connection to it is closed."""
 _firsts: set[str] = set()
 """First entries of ``sys.path`` of earlier commands of this process and of those that it was forked from."""
 
@@ -162,12 +164,12 @@ def _fork(asked: dict[str, Any], standard: Sequence[int]) -> int:
 
 def _own_helper() -> socket.socket:
     """Return the connection to this process's helper; that of the tests loads the modules first."""
-    global _helper, _helper_of
+    global _helper, _helper_of, _first
     if _helper is None or _helper_of != os.getpid():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            _popen(
-                [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+            _first = _popen(
+                [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno()), *LOADED],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
@@ -195,7 +197,7 @@ def main() -> None:
 
     compute_with(FUNCTION)
     os.environ.update(_own_settings())
-    for name in LOADED:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     assert threading.active_count() == 1, "a fork has one thread"
     gc.freeze()
