@@ -6,7 +6,7 @@ from pathlib import Path
 from deploy.servers.processes import Server
 from deploy.servers.settings import LOOPBACK, USER, Settings
 from vantage.attempts.identity.child_python import python_environment
-from vantage.flows.prefect_server.server import PUBLIC_ADDRESS
+from vantage.flows.prefect_server.public_address import PUBLIC_ADDRESS
 
 
 def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:

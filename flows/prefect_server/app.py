@@ -18,7 +18,7 @@ from starlette.types import (
 )
 from starlette.websockets import WebSocketClose
 
-from vantage.flows.prefect_server.server import PUBLIC_ADDRESS
+from vantage.flows.prefect_server.public_address import PUBLIC_ADDRESS
 
 FORBIDDEN = 403
 MISDIRECTED = 421

@@ -29,8 +29,6 @@ OWN_SERVER = "own"
 """The name of the server that keeps its database in the workspace."""
 ANSWER_SECONDS = 15.0
 """Seconds for a configured server to answer."""
-PUBLIC_ADDRESS = "VANTAGE_PREFECT_ADDRESS"
-"""Name of the variable with the address at which a proxy serves a guarded server to other machines; unset: there is none."""
 START_SECONDS = 120.0
 """Seconds for our own server to start, which usually takes a few seconds."""
 DELIVERY_SECONDS = 10.0

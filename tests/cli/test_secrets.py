@@ -3,7 +3,6 @@
 import os
 import re
 import socket
-import subprocess
 import sys
 from base64 import b64encode
 from pathlib import Path
@@ -12,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.ledger.test_sender import mlflow_server
+from tests.support import forked
 from vantage.attempts.exit_codes import ExitCode
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -36,7 +36,7 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
 
     workspace.root.mkdir()
     (workspace.root / "leak.txt").write_text("sft")
-    done = subprocess.run(
+    done = forked.run(
         [
             sys.executable,
             "-m",
@@ -56,10 +56,7 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
             "HF_TOKEN": "canary-of-the-hub",
             "CANARY_TOKEN": "canary-of-the-stage",
         },
-        capture_output=True,
-        text=True,
         timeout=500,
-        check=False,
     )
     assert done.returncode == ExitCode.INTERNAL, done.stdout + done.stderr
     printed = done.stdout + done.stderr
@@ -92,12 +89,12 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
 def test_an_address_that_is_wrong_is_told_without_its_login(
     workspace: Workspace, recipe_file: Path, variable: str
 ) -> None:
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", "from vantage.flows.prefect_server import server; server.ANSWER_SECONDS = 0.5; from vantage.cli.main import main; main()",
          "run", str(recipe_file), "--workspace", str(workspace.root)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": "http://127.0.0.1:1/api",
              variable: "http://ann:canary-of-it@127.0.0.1:1/api"},
-        capture_output=True, text=True, timeout=300, check=False,
+        timeout=300,
     )  # fmt: skip
     assert done.returncode == ExitCode.UNAVAILABLE
     assert "127.0.0.1:1/api does not answer" in done.stderr
@@ -161,9 +158,7 @@ def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anyw
     printed = []
     with mlflow_server(server, port, seconds=300):
         for expected in (ExitCode.INTERNAL, ExitCode.OK):
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=400, check=False
-            )
+            done = forked.run(command, env=environment, timeout=400)
             assert done.returncode == expected, done.stdout + done.stderr
             printed.append(done.stdout + done.stderr)
             (cache / "leak.txt").unlink(missing_ok=True)

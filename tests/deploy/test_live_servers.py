@@ -26,6 +26,7 @@ from deploy.servers.postgres import OwnPostgres
 from deploy.servers.settings import free_port
 from tests.deploy.conftest import EXPORT, ROOT, Servers
 from tests.deploy.test_manifests import all_documents, compose
+from tests.support import forked
 from tests.support.fixtures import RECIPE
 from tests.support.real_runs import wait_for
 from vantage.flows.pools.alive import ALIVE_FILE
@@ -264,7 +265,7 @@ def test_a_run_on_another_machine_uses_both_servers_through_tls(
 
     recipe = tmp_path / "fake.yaml"
     recipe.write_text(RECIPE)
-    done = subprocess.run(
+    done = forked.run(
         [
             *(sys.executable, "-m", "tests.support.fake_vantage", "run", str(recipe)),
             *("--workspace", str(tmp_path / "workspace")),
@@ -276,8 +277,6 @@ def test_a_run_on_another_machine_uses_both_servers_through_tls(
             "MLFLOW_TRACKING_SERVER_CERT_PATH": str(authority),
             "PYTHONPATH": str(ROOT),
         },
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr

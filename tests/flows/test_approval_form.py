@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.support import forked
 from tests.support.orchestrated import events
 from vantage.flows.prefect_server.flow_runs import close_open_flow_runs
 from vantage.flows.prefect_server.server import server_name
@@ -64,11 +64,9 @@ def created(recipe: Path, workspace: Workspace) -> str:
 
 def engine(flow_run_id: str) -> None:
     """What a process worker starts for a scheduled flow run."""
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "prefect.engine", flow_run_id],
         env={**os.environ, "PREFECT__FLOW_RUN_ID": flow_run_id, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=600,
     )
     assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.orchestrated import attempt_all, events, orchestrated, pace
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.run import read_runs
@@ -28,6 +29,7 @@ from pathlib import Path
 preload = forkserver.set_forkserver_preload
 forkserver.set_forkserver_preload = lambda modules: preload(["tests.support.fake_work"])  # which needs no torch
 
+from tests.support import forked
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.runs.workspace import Workspace
 from vantage.ledger.run_ledger import Ledger
@@ -43,7 +45,7 @@ with orchestrated(Workspace(Path(sys.argv[1])), Path(sys.argv[2])) as orchestrat
 
 def drive(workspace: Workspace, recipe: Path) -> subprocess.Popen[str]:
     """A process that runs the recipe, once it has begun to."""
-    process = subprocess.Popen(
+    process = forked.popen(
         [sys.executable, "-c", DRIVER, str(workspace.root), str(recipe)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 
+from tests.support import forked
 from tests.support.orchestrated import events, pace
 from tests.support.real_runs import prefect_shows, wait_for
 from vantage.attempts.stopping import DRAIN_FILE
@@ -63,11 +63,9 @@ def start(prefect_url: str) -> Start:
             "PREFECT__FLOW_RUN_ID": str(flow_run_id),
             "PYTHONPATH": str(ROOT),
         }
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "prefect.engine", str(flow_run_id)],
             env=environment,
-            capture_output=True,
-            text=True,
             timeout=200,
         )
         assert "Traceback" not in done.stdout + done.stderr, done.stderr

@@ -1,16 +1,33 @@
-"""Has a process compute every stage with a fake one; to be called before anything of ``flows`` is imported."""
+"""Has a process compute every stage with a fake one; to be called before anything of ``flows`` is imported, or in a forked process."""
 
+import os
+from importlib import import_module
 from multiprocessing import forkserver
+from typing import TYPE_CHECKING
 
 import vantage.schemas.records.attempt
+
+if TYPE_CHECKING:
+    from vantage.schemas.records.job import StageJob, StageResult
+
+FUNCTION = "FAKED_STAGES"
+"""Name of the variable that tells a stage's process which function computes."""
 
 _preload = forkserver.set_forkserver_preload
 
 
 def compute_with(function: str) -> None:
     """Let ``function`` (``MODULE.NAME``) stand for ``vantage.tasks.stages.run_stage``."""
-    vantage.schemas.records.attempt.RUN_STAGE = function
+    os.environ[FUNCTION] = function
+    vantage.schemas.records.attempt.RUN_STAGE = f"{__name__}.run_stage"
     forkserver.set_forkserver_preload = _light_preload
+
+
+def run_stage(job: "StageJob") -> "StageResult":
+    """Compute a stage with the function that this process's parent was given."""
+    module, _, name = os.environ[FUNCTION].rpartition(".")
+    result: StageResult = getattr(import_module(module), name)(job)
+    return result
 
 
 def _light_preload(modules_names: list[str]) -> None:  # by the name that it replaces

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.made_once import made_once
 from tests.support.models_in_threads import models_in_threads
 from tests.support.real_runs import prefect_at, wait_for
@@ -114,34 +115,45 @@ def model_threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The API's URL of a Prefect server as a user has one, started once for all tests; nothing is pointed at it yet."""
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    """The process id and the API's URL of a Prefect server as a user has one, started once for all tests.
+
+    Nothing is pointed at it yet, and it is stopped: a server that waits computes for a minute in an hour.
+    """
     home, port = tmp_path_factory.mktemp("prefect-server"), free_port()
     url = f"http://127.0.0.1:{port}/api"
-    with new_database(home):
+    with new_database(home), forked.children():
         process = _server_process(home, port, home / "server.log")
         wait_for(lambda: is_healthy(url))
+    os.kill(process.pid, signal.SIGSTOP)
     try:
-        yield url
+        yield process.pid, url
     finally:
+        os.kill(process.pid, signal.SIGCONT)
         end_process(process)
 
 
 @pytest.fixture(scope="module")
-def prefect_url(shared_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def prefect_url(shared_server: tuple[int, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The session's Prefect server, named to us and to our children as a user would name one."""
-    with prefect_at(shared_server, PREFECT_HOME=str(tmp_path_factory.mktemp("home"))):
-        yield shared_server
+    pid, url = shared_server
+    os.kill(pid, signal.SIGCONT)
+    with prefect_at(url, PREFECT_HOME=str(tmp_path_factory.mktemp("home"))):
+        yield url
+    os.kill(pid, signal.SIGSTOP)
 
 
 @pytest.fixture
 def start_vantage(workspace: Workspace, recipe_file: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start the command line with fake stages, in a process group of its own, which does not outlive the test."""
+    """Start the command line with fake stages, in a process group of its own, which does not outlive the test.
+
+    It is forked; with ``imports=True`` it imports all itself, and so does its Prefect server.
+    """
     processes: list[subprocess.Popen[str]] = []
 
-    def start_one(*options: str) -> subprocess.Popen[str]:
+    def start_one(*options: str, imports: bool = False) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.support.fake_vantage", "run", str(recipe_file), "--workspace"]
-        process = subprocess.Popen(
+        process = (subprocess.Popen if imports else forked.popen)(
             [*command, str(workspace.root), *options],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support import forked
 from tests.support.fixtures import RECIPE
 from tests.support.orchestrated import events, pace
 from vantage.attempts.exit_codes import ExitCode
@@ -508,7 +509,7 @@ def test_a_sweep_is_driven_by_one_process_at_a_time(workspace: Workspace, sweep_
 
 
 def vantage(*arguments: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forked.popen(
         [sys.executable, "-m", "tests.support.fake_sweep", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
