@@ -3,9 +3,13 @@
 Weights are safetensors, everything else is JSON or text. Nothing here ever unpickles or runs code from a folder.
 """
 
+import copy
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -156,25 +160,41 @@ def check_shapes(folder: Path, config: PreTrainedConfig, tensors: dict[str, Tens
         UnsafeModel: the model cannot be built, has more parameters than the weights have numbers, or one of another
             shape.
     """
-    with refusing(folder / "config.json", "describes a model that cannot be built"), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=_attention_implementation(config), trust_remote_code=False
-        )
-        parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
+    with refusing(folder / "config.json", "describes a model that cannot be built"):
+        shapes = _shapes(_Described(f"{type(config)} {config.to_json_string(use_diff=False)}", config))
+    for name, shape in shapes.items():
         stored = tensors.get(name)
-        if stored is not None and stored.shape != tuple(parameter.shape):
+        if stored is not None and stored.shape != shape:
             raise UnsafeModel(
-                f"{folder}: config.json asks for {name} of shape {tuple(parameter.shape)}, {stored.file} has "
+                f"{folder}: config.json asks for {name} of shape {shape}, {stored.file} has "
                 f"{stored.shape}; the two belong to different models"
             )
-    wanted, held = sum(map(torch.numel, parameters.values())), sum(each.elements for each in tensors.values())
+    wanted, held = sum(map(math.prod, shapes.values())), sum(each.elements for each in tensors.values())
     if wanted > held:
-        missing = sorted(name for name in parameters if name not in tensors)
+        missing = sorted(name for name in shapes if name not in tensors)
         raise UnsafeModel(
             f"{folder}: config.json describes a model of {wanted} numbers, the safetensors have {held}: {len(missing)} "
             f"parameters are missing, first {missing[:3]}; config.json and weights belong to different models"
         )
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A configuration, which is equal to others with the same text."""
+
+    text: str
+    config: PreTrainedConfig = field(compare=False)
+
+
+@lru_cache(maxsize=4)
+def _shapes(described: _Described) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter. Kept, since most networks of a stage have one configuration."""
+    config = copy.deepcopy(described.config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=_attention_implementation(config), trust_remote_code=False
+        )
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def load_weights(
