@@ -18,7 +18,7 @@ from vantage.runs.resolving import load_resolved
 from vantage.runs.run import acquire_run, read_runs
 from vantage.runs.workspace import Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("unsent")]
 
 ROOT = Path(__file__).parents[2]
 GATE = ["stages.sft.gate.at_most=0.1", "stages.sft.gate.on_fail=approve"]

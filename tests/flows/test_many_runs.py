@@ -56,7 +56,7 @@ class Status:
                 self.problems.append(repr(error))
             self.problems = [each for each in self.problems if each]
             self.looks += 1
-            time.sleep(0.05)
+            time.sleep(0.2)
 
 
 def active_runs(workspace: Workspace) -> list[RunRecord]:

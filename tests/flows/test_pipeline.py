@@ -102,7 +102,7 @@ stages:
 """
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_a_mixture_is_made_between_its_parts_and_its_stage(workspace: Workspace, tmp_path: Path) -> None:
     recipe = tmp_path / "mixed.yaml"
     recipe.write_text(MIXED)
@@ -122,7 +122,7 @@ def test_a_mixture_is_made_between_its_parts_and_its_stage(workspace: Workspace,
     assert {stage.status for stage in again.stages.values()} == {"reused"}, "names are in no key"
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_a_closed_gate_stops_what_depends_on_it_and_nothing_else(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_closed_gate_stops_what_depends_on_it_and_nothing_else(
     assert not any(name.startswith(("policy", "evaluation")) for name in task_runs)
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_a_lost_process_is_begun_again_and_a_refusal_is_not(workspace: Workspace, recipe_file: Path) -> None:
     workspace.root.mkdir()
     (workspace.root / "lose.txt").write_text("sft")
@@ -166,7 +166,7 @@ def test_a_lost_process_is_begun_again_and_a_refusal_is_not(workspace: Workspace
     assert "row 7 has no prompt" in printed
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_a_lack_of_memory_and_a_hang_are_survived_once_and_told_in_a_line_each(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -202,7 +202,7 @@ def test_a_lack_of_memory_and_a_hang_are_survived_once_and_told_in_a_line_each(
     assert task_runs["policy · attempt 2"] == "Failed"
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
     workspace: Workspace, recipe_file: Path, tmp_path: Path, start_vantage: Starter
 ) -> None:
@@ -244,7 +244,7 @@ def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
     assert prefect_shows(second)[1]["policy · attempt 2"] == "Completed"
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_asked_to_stop_a_run_saves_and_says_how_to_go_on(
     workspace: Workspace, recipe_file: Path, start_vantage: Starter
 ) -> None:
@@ -266,7 +266,7 @@ def test_asked_to_stop_a_run_saves_and_says_how_to_go_on(
     assert record.stages["sft"].attempt == 2
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_the_same_recipe_started_twice_at_once_trains_once(
     workspace: Workspace, recipe_file: Path, start_vantage: Starter
 ) -> None:
@@ -287,7 +287,7 @@ def test_the_same_recipe_started_twice_at_once_trains_once(
     }
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_a_broken_verifier_is_one_message_and_nothing_trains(
     workspace: Workspace, recipe_file: Path, start_vantage: Starter
 ) -> None:
@@ -326,7 +326,7 @@ def test_settings_that_prefect_refuses_leave_a_run_to_go_on_with(
     assert {stage.status for stage in record.stages.values()} == {"waiting"}
 
 
-@pytest.mark.usefixtures("prefect_url")
+@pytest.mark.usefixtures("prefect_url", "unsent")
 def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is_made_again(
     workspace: Workspace,
     recipe_file: Path,

@@ -29,6 +29,8 @@ from vantage.flows.prefect_server import flow_runs
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 ROOT = Path(__file__).parents[2]
 
 Start = Callable[..., str]

@@ -6,6 +6,7 @@ from multiprocessing import forkserver
 from typing import TYPE_CHECKING
 
 import vantage.schemas.records.attempt
+from tests.support.unsent import VARIABLE, send_nothing
 
 if TYPE_CHECKING:
     from vantage.schemas.records.job import StageJob, StageResult
@@ -21,6 +22,8 @@ def compute_with(function: str) -> None:
     os.environ[FUNCTION] = function
     vantage.schemas.records.attempt.RUN_STAGE = f"{__name__}.run_stage"
     forkserver.set_forkserver_preload = _light_preload
+    if os.environ.get(VARIABLE):
+        send_nothing()
 
 
 def run_stage(job: "StageJob") -> "StageResult":

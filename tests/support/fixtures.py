@@ -14,7 +14,7 @@ from tests.support import forked
 from tests.support.made_once import made_once
 from tests.support.models_in_threads import models_in_threads
 from tests.support.real_runs import prefect_at, wait_for
-from tests.support.unsent import SENDS_NOTHING
+from tests.support.unsent import SENDS_NOTHING, VARIABLE
 from vantage.flows.prefect_server.server import (
     _server_process,
     end_process,
@@ -66,8 +66,9 @@ stages:
 
 @pytest.fixture(scope="module")
 def unsent() -> Iterator[None]:
-    """Send nothing to MLflow while the tests of a module run."""
+    """Send nothing to MLflow while the tests of a module run, nor from the processes of fake stages that they start."""
     with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(VARIABLE, "1")
         for name, method in SENDS_NOTHING.items():
             patched.setattr(Sender, name, method)
         yield

@@ -30,6 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from tests.support.unsent import VARIABLE
+
 ROOT = Path(__file__).parents[2]
 FUNCTION = "tests.support.fake_work.run_stage"
 LOADED = (
@@ -173,7 +175,7 @@ def _own_helper() -> socket.socket:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                env={**_without(os.environ, "PREFECT_", "MLFLOW_"), "PYTHONPATH": str(ROOT)},
+                env={**_without(os.environ, "PREFECT_", "MLFLOW_", VARIABLE), "PYTHONPATH": str(ROOT)},
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -25,9 +25,11 @@ VANTAGE = "from vantage.cli.main import main; main()"
 Worker = Callable[..., subprocess.Popen[bytes]]
 
 
-def soon(condition: Callable[[], object], running: "Future[Any] | None" = None) -> None:
+def soon(
+    condition: Callable[[], object], running: "Future[Any] | None" = None, *, pause: float = 0.05
+) -> None:
     """Wait for the condition; a run that has ended meanwhile tells why."""
-    wait_for(lambda: condition() or (running is not None and running.done()), seconds=100.0)
+    wait_for(lambda: condition() or (running is not None and running.done()), seconds=100.0, pause=pause)
     if running is not None and running.done():
         print(running.result())
     assert condition()

@@ -49,11 +49,11 @@ def run_recipe(
     return record, printed.getvalue()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 300.0, *, pause: float = 0.05) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 def prefect_shows(flow_run_id: str) -> tuple["FlowRun", dict[str, str | None]]:
@@ -72,7 +72,8 @@ def prefect_shows(flow_run_id: str) -> tuple["FlowRun", dict[str, str | None]]:
                 each.state_type not in (None, StateType.PENDING, StateType.RUNNING) for each in task_runs
             )
 
-        wait_for(all_ended)  # task runs arrive as events, a moment after the flow has ended
+        # task runs arrive as events, a moment after the flow has ended; a look computes as long as the shortest pause
+        wait_for(all_ended, pause=0.25)
         flow_run = client.read_flow_run(UUID(flow_run_id))
     return flow_run, {each.name: each.state_name for each in task_runs}
 

@@ -2,6 +2,8 @@
 
 from vantage.ledger.sender import Sender
 
+VARIABLE = "SENDS_NOTHING_TO_MLFLOW"
+"""Name of the variable with which processes of fake stages send nothing, too."""
 SENDS_NOTHING = {"warm_up": lambda self: None, "flush": lambda self, timeout_seconds: True}
 """Methods of ``Sender`` that keep the outboxes as they are; the end of a run takes them for sent."""
 

@@ -41,7 +41,7 @@ def worker(prefect_url: str, bucket: str, tmp_path: Path) -> Iterator[Worker]:
             start_new_session=True,
         )
         processes.append(process)
-        soon(lambda: process.poll() is not None or is_deployed())
+        soon(lambda: process.poll() is not None or is_deployed(), pause=0.25)
         return process
 
     def is_deployed() -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -49,12 +50,26 @@ def states(flow_run_name: str) -> list[tuple[str | None, str]]:
     return [(each.state_name, (each.state and each.state.message) or "") for each in found]
 
 
+def has_recorded_ends(workspace: Workspace) -> bool:
+    """Whether the server shows the end of every step that has ended; it keeps events in its memory for a moment."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    [record] = read_runs(workspace)
+    chosen = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(record.prefect_flow_run_ids[0])]))
+    with get_client(sync_client=True) as client:
+        shown = {each.name: each.state_name for each in client.read_task_runs(flow_run_filter=chosen)}
+    ended = [step for step, stage in record.stages.items() if stage.status == "completed"]
+    return all(shown.get(f"{step} · attempt 1") == "Completed" for step in ended)
+
+
 def test_after_an_outage_prefect_shows_how_an_attempt_and_its_run_ended(
     server: Any, here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path, home: Path, port: int
 ) -> None:
     machine = worker(2.0)  # so that the pipeline asks for the attempt several times during the outage
     pipeline = start_pipeline(here, recipe_file)
     soon(lambda: is_under_way(tmp_path))
+    soon(lambda: has_recorded_ends(here), pause=0.25)
     server.kill()
     printed, _ = pipeline.communicate(timeout=300)
     assert pipeline.returncode == ExitCode.UNAVAILABLE, printed

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from tests.support import forked
 from tests.support.fixtures import RECIPE
 from tests.support.orchestrated import events, pace
+from tests.support.unsent import VARIABLE
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import key_parts_of
 from vantage.attempts.machine import Machine
@@ -511,7 +512,7 @@ def test_a_sweep_is_driven_by_one_process_at_a_time(workspace: Workspace, sweep_
 def vantage(*arguments: str | Path) -> subprocess.Popen[str]:
     return forked.popen(
         [sys.executable, "-m", "tests.support.fake_sweep", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
