@@ -80,6 +80,7 @@ def test_with_a_model_its_template_and_its_tokens_are_shown(tmp_path: Path) -> N
     assert shown["num_tokens"] == found["prompt_tokens"]["most"] + 2
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_calls_that_the_template_leaves_out_of_earlier_turns_are_counted_by_row(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     asked, called = (
@@ -95,6 +96,7 @@ def test_calls_that_the_template_leaves_out_of_earlier_turns_are_counted_by_row(
     assert "problems  none" in done.stdout
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_special_tokens_that_the_text_spells_out_are_counted_once_a_row(tmp_path: Path) -> None:
     """A preference's prompt is read with each of its two responses, and is counted once."""
     rows = [

@@ -290,6 +290,7 @@ def test_a_line_that_is_no_prompt_is_named_with_its_number(small_chat_run: Works
     assert f"{file}:1: has neither prompt (a text) nor messages (a list); correct the line" in done.stderr
 
 
+@pytest.mark.usefixtures("model_threads")
 def test_an_engine_that_is_not_installed_is_refused_with_the_remedy(tmp_path: Path) -> None:
     """The environment of these tests has no vLLM."""
     command = ["sample", "builtin:tiny", "1+1?", "--workspace", str(tmp_path), "--engine"]
