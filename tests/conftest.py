@@ -80,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="vantage-cache-")
         os.environ["VANTAGE_CACHE"] = config.stash[_CACHE].name
+        os.environ["VANTAGE_TESTS_FORKS"] = f"{config.stash[_CACHE].name}/forks-{os.getpid()}"
         config.pluginmanager.register(_FailuresAtOnce(config))
 
 

@@ -1,5 +1,5 @@
 """A small HTTP server for tests with the endpoints of ``vllm serve`` that Vantage calls: a model of transformers behind them, and
-faults on request. As a program it takes the arguments of vLLM's own, and faults from the file that ``FAKE_VLLM_FAULTS`` names, once."""
+faults on request. ``main`` takes the arguments of vLLM's own, and faults from the file that ``FAKE_VLLM_FAULTS`` names, once."""
 
 import argparse
 import json
@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tests.support.fake_vllm import adapted, checksums_of, flip_last_bit, targets_of
 from vantage.models.sampling import sample
 
-PROGRAM = ("-m", "vantage.attempts.launchers.quick_imports", "tests.support.fake_vllm_server")
-"""Arguments with which Python starts this server in place of vLLM's."""
+PROGRAM = ("-m", "tests.support.forked_with_torch", "tests.support.fake_vllm_server")
+"""Arguments with which Python starts this server in place of vLLM's, after ``prepare`` of that module."""
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
 
@@ -523,7 +523,3 @@ def main() -> None:
         for name, value in faults.items():
             setattr(server.faults, name, set(value) if isinstance(value, list) else value)
     threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

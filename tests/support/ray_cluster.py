@@ -2,8 +2,13 @@
 
 import json
 import sys
+from typing import Any
 
+from ray._private import services
+from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD
 from ray.cluster_utils import Cluster
+
+from tests.support import forked_setup_worker
 
 SETTINGS = {
     "worker_niceness": 0,
@@ -26,19 +31,44 @@ default, and gives up a worker after 60.
 """
 
 
+WORKERS: dict[str, Any] = {
+    "worker_path": forked_setup_worker.__file__,
+    "setup_worker_path": forked_setup_worker.__file__,
+    "include_log_monitor": False,
+}
+"""Settings of each node: its workers are forks. No test reads what ranks print, and a process that follows their files took 15 s of
+computation on each node."""
+
+ASKED_MODULES = "StateHead"
+"""Modules of the dashboard that Ray Train asks; each of the nine others would be a process of its own."""
+
+
+def _load_asked_modules() -> None:
+    """Have the dashboard load no other modules; a later argument has precedence."""
+    start = services.start_ray_process
+
+    def started(command: list[str], process_type: str, **options: Any) -> Any:
+        if process_type == PROCESS_TYPE_DASHBOARD:
+            command = [*command, f"--modules-to-load={ASKED_MODULES}", "--disable-frontend"]
+        return start(command, process_type, **options)
+
+    vars(services)["start_ray_process"] = started
+
+
 def main() -> None:
     """Commands: ``add`` a node of one CPU (``add 2``: of two), ``lose`` the newest, as if its power was cut, ``count`` them, ``end``."""
-    # No test reads what ranks print: a process that follows their files took 15 s of computation on each node.
     # The head has no CPU for ranks: it cannot be lost. Its dashboard answers what Ray Train asks of its own actors. Without a port
     # it takes the next free one, since other tests may have clusters at the same time.
+    _load_asked_modules()
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 0,
             "include_dashboard": True,
             "dashboard_port": None,
-            "include_log_monitor": False,
+            "no_monitor": True,
             "_system_config": SETTINGS,
+            **WORKERS,
         },
     )
     nodes = []
@@ -46,7 +76,7 @@ def main() -> None:
     for line in sys.stdin:
         command, _, cpus = line.strip().partition(" ")
         if command == "add":
-            nodes.append(cluster.add_node(num_cpus=int(cpus or 1), include_log_monitor=False))
+            nodes.append(cluster.add_node(num_cpus=int(cpus or 1), **WORKERS))
         elif command == "lose":
             cluster.remove_node(nodes.pop(), allow_graceful=False)
         elif command != "count":

@@ -29,6 +29,7 @@ from tests.attempts.launchers.test_torchrun import (
     weights,
     work_of,
 )
+from tests.support import forked_with_torch
 from tests.support.ranked_stages import MISBEHAVES_AFTER, STEPS
 from tests.support.real_runs import wait_for
 from tests.support.version import PROJECT_VERSION
@@ -56,6 +57,7 @@ class RayCluster:
     """``tests.support.ray_cluster`` as a child process."""
 
     def __init__(self) -> None:
+        forked_with_torch.prepare()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ray_cluster"],
             cwd=ROOT,
@@ -218,50 +220,41 @@ def test_a_stage_that_waits_for_a_node_shows_it_and_goes_on_when_it_is_there(
 
 
 def test_a_stage_that_may_goes_on_with_fewer_nodes_and_records_how_many_ranks_did_what(
-    alone: StageResult, half_done: Path
+    alone: StageResult, at_cluster: RayCluster, asked_to_stop: tuple[Path, Failure], tmp_path: Path
 ) -> None:
-    saved, _ = read_committed(half_done / "scratch")
-    seen = set()
-    result = launch(
-        half_done,
-        nodes={"least": 1, "most": 2},
-        attempt=2,
-        on_poll=lambda: seen.add(waits_for(half_done).partition(" since ")[0]),
-    )
-    assert "waiting for 1 to 2 Ray nodes with 1 CPU each" in seen
-    assert result.metrics["ranks"] == 1
-    assert result.metrics["began"] == saved
-    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
-    segments = read_segments(half_done / "scratch")
-    assert [(each.from_step, each.ranks) for each in segments] == [(0, 2), (saved, 1)]
-    assert ranks_of(segments)["ranks"] == f"2 until step {saved}, then 1"
-
-
-def test_a_node_that_is_lost_while_the_ranks_start_costs_no_attempt(
-    alone: StageResult, at_cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After Ray has reserved it: the start fails, and the stage waits again."""
-    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")  # of Ray's 60 for the lost node
-    starting_at: float | None = None
-    nodes = 2
+    """The second node is lost while the ranks start, after Ray has reserved it: the start fails, and the stage waits again. This costs
+    no attempt. One rank computes what one process does that goes on from the same checkpoint, bit by bit."""
+    folder, by_one_process = tmp_path / "goes on", tmp_path / "one process"
+    for each in (folder, by_one_process):
+        shutil.copytree(asked_to_stop[0], each)
+    saved, _ = read_committed(folder / "scratch")
+    nodes, seen = 2, set()
 
     def lose_a_node_that_was_found() -> None:
-        nonlocal starting_at, nodes
-        progress = read_progress(tmp_path / "scratch" / PROGRESS)
-        if starting_at is None and progress is not None and progress.phase.startswith("starting 2 ranks"):
-            starting_at = time.monotonic()
-        if nodes == 2 and starting_at is not None and time.monotonic() - starting_at > 3.0:
+        nonlocal nodes
+        progress = read_progress(folder / "scratch" / PROGRESS)
+        if nodes == 2 and progress is not None and progress.phase.startswith("starting 2 ranks"):
             nodes = at_cluster.say("lose")
+        if nodes == 1:
+            seen.add(waits_for(folder).partition(" since ")[0])
 
     try:
-        result = launch(tmp_path, nodes={"least": 1, "most": 2}, on_poll=lose_a_node_that_was_found)
+        result = launch(folder, nodes={"least": 1, "most": 2}, attempt=2, on_poll=lose_a_node_that_was_found)
     finally:
         if nodes == 1:
             at_cluster.say("add")
     assert nodes == 1
+    assert "waiting for 1 to 2 Ray nodes with 1 CPU each" in seen
+    assert "the ranks did not start, and are started again" in (folder / "log.txt").read_text()
     assert result.metrics["ranks"] == 1
-    assert weights(result) == weights(alone), "one rank is one process"
-    assert [(each.attempt, each.ranks) for each in read_segments(tmp_path / "scratch")] == [(1, 1)]
+    assert result.metrics["began"] == saved
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+    assert weights(result) == weights(launch(by_one_process, nodes=None, attempt=2)), (
+        "one rank is one process"
+    )
+    segments = read_segments(folder / "scratch")
+    assert [(each.attempt, each.from_step, each.ranks) for each in segments] == [(1, 0, 2), (2, saved, 1)]
+    assert ranks_of(segments)["ranks"] == f"2 until step {saved}, then 1"
 
 
 def test_a_stage_that_waits_for_nodes_can_be_stopped(half_done: Path) -> None:
@@ -392,7 +385,7 @@ stages:
   sft:
     kind: sft
     data: demonstrations
-    epochs: 0.25
+    epochs: 0.05
     batch_size: 32
     checkpoint_every: 5
     resources: {nodes: {least: 1, most: 2}, cpus: 1}

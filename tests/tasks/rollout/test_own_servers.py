@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from tests.support import forked_with_torch
 from tests.support.fake_vllm_server import PROGRAM
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand
 from tests.tasks.rollout.test_vllm_engine import moved, parts
@@ -50,6 +51,12 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     own_servers.close_own_servers()
 
 
+@pytest.fixture(scope="module")
+def prepared() -> None:
+    """Have what forks the programs ready."""
+    forked_with_torch.prepare()
+
+
 def engine_of(policy: PolicyModel, codec: Codec, servers: int, **settings: Any) -> RemoteEngine:
     rollout = Sampling(engine="vllm", servers=servers, **settings)
     engine = load_engine(policy, codec, limits=PassLimits(), rollout=rollout)
@@ -67,6 +74,7 @@ def programs() -> list[psutil.Process]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 def test_a_server_of_the_stage_samples_and_ends_with_it(pipeline: Any, tmp_path: Path) -> None:
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, 1)
@@ -81,6 +89,7 @@ def test_a_server_of_the_stage_samples_and_ends_with_it(pipeline: Any, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("faults", [{"stops_at": 3}, {"hanging": [2]}])
 def test_a_server_that_dies_or_hangs_is_started_again(
     faults: dict[str, Any], pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,6 +104,7 @@ def test_a_server_that_dies_or_hangs_is_started_again(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 def test_a_server_that_is_killed_between_rollouts_is_started_again_until_it_was_too_often(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +134,7 @@ def test_a_server_that_cannot_start_is_refused_with_the_end_of_its_log(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared")
 def test_a_whole_stage_samples_with_two_servers_of_its_own(pipeline: Any, tmp_path: Path) -> None:
     job = pipeline.job("policy", folder=tmp_path)
     rollout = job.work.rollout.model_copy(update={"engine": "vllm", "servers": 2})

@@ -1,0 +1,28 @@
+"""The script with which Ray's nodes start each worker (``ray_cluster``): a fork of a process that has loaded torch and what
+Ray imports. Ray insists on the end of its name."""
+
+import argparse
+import runpy
+import sys
+
+from tests.support.forked_with_torch import stand_for
+
+
+def main() -> None:
+    """Be the worker: set the variables of its environment, as Ray's own script of this name does, and call the other one."""
+    from ray._private.runtime_env.context import RuntimeEnvContext
+    from ray._private.utils import update_envs
+    from ray._private.workers import default_worker
+
+    arguments = argparse.ArgumentParser(allow_abbrev=False)
+    arguments.add_argument("--serialized-runtime-env-context", default="{}")
+    arguments.add_argument("--language")
+    given, left = arguments.parse_known_args()
+    context = RuntimeEnvContext.deserialize(given.serialized_runtime_env_context)  # type: ignore[no-untyped-call]
+    update_envs(context.env_vars)
+    sys.argv = [str(default_worker.__file__), *(each for each in left if each != __file__)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    stand_for("tests.support.forked_setup_worker", sys.argv[1:])
