@@ -34,11 +34,14 @@ def servers(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fak
 
 
 def served(job: StageJob, servers: list[FakeServer], **changes: Any) -> StageJob:
-    """The job, sampling with these servers."""
+    """The job, sampling with these servers: short responses, and few to validate, since they answer one request after the other."""
     before: Any = job.work
     url = tuple(server.url for server in servers)
     rollout = before.rollout.model_copy(update={"engine": "vllm", "url": url})
-    return job.model_copy(update={"work": before.model_copy(update={"rollout": rollout, **changes})})
+    few = {"validation_samples": 4} if hasattr(before, "validation_samples") else {}
+    work = before.model_copy(update={"rollout": rollout, **few, **changes})
+    generation = job.generation.model_copy(update={"max_response_tokens": 12})
+    return job.model_copy(update={"work": work, "generation": generation})
 
 
 def metrics_of(job: StageJob) -> list[dict[str, float]]:
@@ -90,7 +93,7 @@ def test_a_stage_goes_on_when_its_servers_are_back(
     whole, cut = job_in(tmp_path / "whole"), job_in(tmp_path / "cut")
     expected = run_stage(whole)
     asked = [len(server.seen.seeds) for server in servers]
-    servers[0].faults.stops_at, servers[1].faults.stops_at = asked[0] + 20, asked[1] + 60
+    servers[0].faults.stops_at, servers[1].faults.stops_at = asked[0] + 10, asked[1] + 30
     with pytest.raises(EngineUnavailable, match="no server of rollout.url could sample"):
         run_stage(cut)
     done = len(metrics_of(cut))
