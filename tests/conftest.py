@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _FailuresAtOnce:
-    """Print a failure when it happens: a run that is ended from outside then still says what failed."""
+    """Print each failure at once, since a run that is ended from outside prints no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

@@ -73,7 +73,7 @@ def _work(connection: socket.socket) -> NoReturn:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End this process with the program that stands for it."""
+    """End this process when its program ends."""
     connection.recv(1)
     os._exit(1)
 

@@ -230,7 +230,7 @@ def on_ranks(
 
 @pytest.fixture(scope="module")
 def by_one_process(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Ran]:
-    """From a number of ranks and the name of one of their cases to what one process makes of it, once."""
+    """Return a function of a number of ranks and of one of their cases: what one process makes of it, computed once."""
     done: dict[tuple[int, str], Ran] = {}
 
     def run(world_size: int, name: str) -> Ran:
