@@ -149,10 +149,10 @@ UNEQUAL = (
     *("fresh critic", "shared trunk", "trust region", "full KL in the loss", "dapo", "vapo", "sao"),
     *("frozen critic", "ensemble"),
 )
-"""Cases of presets that three ranks do, each with other numbers of rows and passes."""
+"""Cases of presets that three ranks do as well, each with other numbers of rows and passes."""
 
 CASES: dict[int, dict[str, Job]] = {
-    2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES if name not in UNEQUAL}
+    2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES}
     | {
         "sampled ahead": of_preset("grpo", rollout=Ahead(ahead=1)),
         "quantiles": of_preset("quantiles", microbatch_size=1),
