@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -349,17 +350,15 @@ def test_what_is_under_way_when_a_stage_ends_is_answered_and_kept(
     server: FakeJudge, tmp_path: Path, fresh: Any, end: str
 ) -> None:
     """Six requests are under way, and are answered one after the other; the first ends the stage."""
-    numbers = itertools.count(1)
+    all_came, numbers = threading.Barrier(6), itertools.count(1)
 
     def refused(text: str) -> int | None:
+        all_came.wait(60.0)
         is_first = PROMPTS[0] in text
-        time.sleep(0.3 if is_first else 1.0 + 0.1 * next(numbers))
-        return 400 if is_first else None
+        time.sleep(0.0 if is_first else 0.9 + 0.1 * next(numbers))
+        return 400 if is_first and end == "refusal" else None
 
-    if end == "refusal":
-        server.faults.refuses = refused
-    else:
-        server.faults.raw = lambda number: time.sleep(0.2 * number)
+    server.faults.refuses = refused
     spent = {"budget": {"tokens": 1}} if end == "budget" else {}
     began = time.monotonic()
     with pytest.raises((BudgetSpent, JudgeRefused), match="is spent|not allowed"):
@@ -380,12 +379,21 @@ def test_a_late_request_under_way_does_not_hold_up_the_end(
     server: FakeJudge, tmp_path: Path, fresh: Any
 ) -> None:
     """It has its own time, and is not repeated after that; one that waits for its repetition is given up at once."""
-    server.faults.raw = lambda number: (time.sleep(30.0), None)[1] if number == 1 else None
-    server.faults.refuses = lambda text: 400 if PROMPTS[2] in text else None
+    all_came, ended = threading.Barrier(3), threading.Event()
+
+    def refused(text: str) -> int | None:
+        all_came.wait(60.0)
+        if PROMPTS[1] in text:
+            ended.wait(60.0)
+        return 400 if PROMPTS[2] in text else None
+
+    server.faults.refuses = refused
     began = time.monotonic()
     with pytest.raises(JudgeRefused, match="not allowed"):
-        scored(load(tmp_path, judge(server, at_once=3, request_seconds=1.0)), slice(0, 3))
-    assert 0.9 < time.monotonic() - began < 1.8
+        scored(load(tmp_path, judge(server, at_once=3, request_seconds=2.0)), slice(0, 3))
+    took = time.monotonic() - began
+    ended.set()
+    assert 1.9 < took < 30.0, "the request has its two seconds, and the judge holds it up for a minute"
     assert server.seen.num_requests == 3
 
 
