@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from setuptools import find_packages
 
 from tests.support.packages import PACKAGES, ROOT
@@ -37,6 +38,7 @@ def test_every_link_leads_to_the_folder_of_its_name() -> None:
         assert (ROOT / name / "__init__.py").is_file()
 
 
+@pytest.mark.slow
 def test_no_module_is_loaded_under_a_name_without_the_prefix(tmp_path: Path) -> None:
     """Even where the packages' folder and the folder above it are on the path, as a user's mistake would have it."""
     path = f"{ROOT / 'vantage'}:{ROOT}"

@@ -118,6 +118,7 @@ def test_special_tokens_that_the_text_spells_out_are_counted_once_a_row(tmp_path
     assert "3 of the first 4 rows do not fit the model's chat template" in shown
 
 
+@pytest.mark.slow
 def test_a_template_that_goes_on_for_ever_for_some_row_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import typer
 from obstore.exceptions import GenericError, NotFoundError, PermissionDeniedError
 from typer.testing import CliRunner
 
+from tests.support.slow import slow
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.cli.output import explained
@@ -85,10 +86,9 @@ _LOGIN = {"PREFECT_API_AUTH_STRING": "a:b"}
 @pytest.mark.parametrize(
     ("command", "login", "said"),
     [
-        (["worker", "--pool", "orders"], {}, _FAILS),
         (["deploy", "quickstart"], {}, _FAILS),
-        (["deployments"], _LOGIN, _REFUSES),
         (["doctor", "--json"], _LOGIN, _REFUSES),
+        *slow((["worker", "--pool", "orders"], {}, _FAILS), (["deployments"], _LOGIN, _REFUSES)),
     ],
 )
 def test_a_prefect_server_that_fails_is_no_fault_of_ours(

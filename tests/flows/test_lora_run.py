@@ -86,6 +86,7 @@ def test_nothing_that_adapters_need_is_collected(small_lora_run: Workspace, tmp_
     assert all(folder.is_dir() for folder in before)
 
 
+@pytest.mark.slow
 def test_two_machines_with_a_bucket_make_the_same(
     small_lora_run: Workspace,
     bucket: str,

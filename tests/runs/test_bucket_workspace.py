@@ -43,6 +43,7 @@ def machine(bucket: str, tmp_path: Path, ledger_database: str, monkeypatch: pyte
     return opened
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_another_machine_and_makes_what_a_folder_makes(
     machine: Machine, recipe_file: Path, workspace: Workspace
 ) -> None:

@@ -92,6 +92,7 @@ def produce_new(storage: Storage) -> None:
     produce(storage, NEW)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_request_of_a_commit_leaves_the_old_or_the_new(
     bucket: str, tmp_path: Path, forker: Forker
 ) -> None:
@@ -121,6 +122,7 @@ def look_up(storage: Storage) -> None:
     storage.lookup(KEY)
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_damaged_object_is_set_aside_loses_nothing(
     bucket: str, tmp_path: Path, forker: Forker
 ) -> None:
@@ -252,6 +254,7 @@ def sent_by(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sorted(sent)
 
 
+@pytest.mark.slow
 def test_what_a_killed_upload_has_sent_is_not_sent_again(
     bucket: str, tmp_path: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

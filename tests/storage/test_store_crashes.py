@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 OPERATIONS = ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir", "chmod", "ftruncate", "open", "close")
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_operation_of_a_commit_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     produce(Store(tmp_path / "before"), OLD)
     seen: list[bytes] = []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
+from tests.support.slow import slow
 from tests.tasks import golden_runs
 from tests.tasks.golden_results import Results
 from vantage.schemas.kinds import STAGES
@@ -39,6 +40,7 @@ RUNS = {
     "evaluation": "evaluation",
 }
 """Kind of stage → the run that is done of it."""
+FAST = ("dpo", "evaluation", "prompt_selection")
 WITHOUT_TEMPLATE = {"prompt_selection"}
 """Kinds that render no template: their prompts are rendered already."""
 
@@ -82,7 +84,7 @@ def test_every_kind_of_stage_is_tried() -> None:
     assert RUNS.keys() == STAGES.keys()
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", [*FAST, *slow(*(kind for kind in RUNS if kind not in FAST))])
 def test_a_stage_gives_the_same_on_another_day_in_another_zone(
     kind: str, results: dict[str, Results], tmp_path: Path
 ) -> None:

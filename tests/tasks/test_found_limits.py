@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.slow import slow
 from tests.tasks.conftest import Pipeline
 from tests.tasks.golden_results import Results
 from tests.tasks.kills import same_bytes_after_a_kill
@@ -78,14 +79,16 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Results:
     "name",
     [
         "dpo",
-        "dpo: collected responses",
-        "reward_model: rankings",
-        "best_of_n",
-        "value_pretraining",
-        "policy_optimization: vapo",
         "rollout_collection",
-        "preference_collection",
-        "evaluation",
+        *slow(
+            "dpo: collected responses",
+            "reward_model: rankings",
+            "best_of_n",
+            "value_pretraining",
+            "policy_optimization: vapo",
+            "preference_collection",
+            "evaluation",
+        ),
     ],
 )
 def test_a_run_with_the_search_makes_what_one_without_it_makes(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.slow import slow
 from tests.tasks.kills import killed_in
 from tests.tasks.test_extended_stages import FAST, SLOW
 from vantage.ledger.journal import read
@@ -129,7 +130,7 @@ def test_a_frozen_policy_does_not_move_while_its_critic_learns(pipeline: Any, tm
     assert any(not torch.equal(weights[tensor], after_one[tensor]) for tensor in critics)
 
 
-@pytest.mark.parametrize("kill_in", [0, 1, 2])
+@pytest.mark.parametrize("kill_in", [1, *slow(0, 2)])
 def test_killed_around_a_firing_a_policy_stage_ends_with_the_same_bits(
     pipeline: Any, contents: Contents, kill_in: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

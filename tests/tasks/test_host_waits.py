@@ -34,7 +34,8 @@ def test_a_minibatch_waits_as_often_however_many_passes_it_has(
     path, most = STEPS[stage]
     module, _, name = path.rpartition(".")
     accumulate, forward = getattr(importlib.import_module(module), name), LlamaModel.forward
-    job = pipeline.job(stage, folder=tmp_path, microbatch_size=2)
+    shorter = {"iterations": 2, "validation_samples": 4} if stage in ("value", "policy") else {}
+    job = pipeline.job(stage, folder=tmp_path, microbatch_size=2, **shorter)
     passes, found = [0], []
 
     @wraps(forward)

@@ -7,14 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.slow import slow
 from vantage.ledger.journal import read
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training import cuts
 from vantage.tasks.training.progress import read_progress
 from vantage.tasks.training.scratch import JOURNAL, PROGRESS
 
+SHORTER = {"iterations": 1, "validation_samples": 4}
 
-@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+
+@pytest.mark.parametrize("name", ["sft", "reward", *slow("value", "policy")])
 def test_half_the_positions_of_the_pass_that_did_not_fit_fit(
     name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,7 +35,7 @@ def test_half_the_positions_of_the_pass_that_did_not_fit_fit(
     assert half <= largest // 2
 
 
-@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+@pytest.mark.parametrize("name", ["sft", "reward", *slow("value", "policy")])
 def test_a_budget_changes_no_weight_and_pads_little(
     name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +75,10 @@ def room_of(
             largest = max(largest, ids.numel())
         return whole(self, ids)
 
-    job = pipeline.job(name, folder=folder, microbatch_tokens=microbatch_tokens)  # makes its inputs
+    shorter = SHORTER if name in ("value", "policy") else {}
+    job = pipeline.job(
+        name, folder=folder, microbatch_tokens=microbatch_tokens, **shorter
+    )  # makes its inputs
     with monkeypatch.context() as patched:
         patched.setattr(torch.nn.Embedding, "forward", forward)
         run_stage(job)

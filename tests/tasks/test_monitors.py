@@ -11,6 +11,7 @@ import torch
 from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM
 
+from tests.support.slow import slow
 from tests.tasks.kills import killed_in
 from vantage.ledger.journal import read
 from vantage.models.heads import load_scalar, scores
@@ -215,7 +216,7 @@ def test_what_is_measured_changes_no_bit(pipeline: Any, contents: Contents) -> N
         assert {name: one[name] for name in measured} == {name: other[name] for name in measured}
 
 
-@pytest.mark.parametrize("iteration", [1, 3])
+@pytest.mark.parametrize("iteration", [3, *slow(1)])
 def test_killed_and_resumed_it_reports_the_same(
     pipeline: Any, iteration: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

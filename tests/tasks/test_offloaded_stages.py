@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.slow import slow
 from tests.tasks import test_dpo
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.records.job import StageJob
@@ -63,10 +64,12 @@ class Device:
     ("job_in", "roles"),
     [
         (of_kind("policy"), ("reference", "reward")),
-        (of_kind("policy"), ("reward",)),
-        (of_kind("value"), ("reference", "reward")),  # the reference is the policy that is sampled
-        (of_kind("collected"), ("reward",)),
-        (dpo, ("reference",)),
+        *slow(
+            (of_kind("policy"), ("reward",)),
+            (of_kind("value"), ("reference", "reward")),  # the reference is the policy that is sampled
+            (of_kind("collected"), ("reward",)),
+            (dpo, ("reference",)),
+        ),
     ],
     ids=["policy", "reward alone", "value", "collected", "dpo"],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.slow import slow
 from tests.tasks.model_reads import record_reads
 from vantage.ledger.journal import read
 from vantage.models.builtin import build_builtin
@@ -22,7 +23,7 @@ from vantage.tasks.training.cuts import OVERHEAD
 from vantage.tasks.training.scratch import JOURNAL
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "value", "policy"])
+@pytest.mark.parametrize("stage", ["sft", "reward", *slow("value", "policy")])
 def test_a_step_says_how_much_of_its_passes_was_padding(
     stage: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,8 +70,12 @@ def test_packed_rows_are_counted_as_they_are_computed(tmp_path: Path) -> None:
     ("stage", "changes"),
     [
         ("sft", {"batch_size": 64, "group_by_length": False, "microbatch_size": None}),
-        ("value", {"batch_size": 64, "minibatch_size": 64, "microbatch_size": None}),
-        ("policy", {"batch_size": 64, "minibatch_size": 64, "microbatch_size": None}),
+        *slow(
+            *(
+                (stage, {"batch_size": 64, "minibatch_size": 64, "microbatch_size": None})
+                for stage in ("value", "policy")
+            )
+        ),
     ],
 )
 def test_ragged_batches_are_padded_by_little(

@@ -1,5 +1,6 @@
 """``precision`` of stages that only measure or collect, and ``auto``."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from tests.tasks.test_sampled_rows import job_of
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stage import Resources
+from vantage.schemas.records.job import StageResult
 from vantage.schemas.records.stage_key import dumped
 from vantage.tasks.stages import run_stage
 
@@ -19,12 +21,16 @@ def numbers(result: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MEASURE)
-def test_a_stage_that_measures_computes_as_in_autocast(name: str, pipeline: Any) -> None:
+def test_a_stage_that_measures_computes_as_in_autocast(name: str, pipeline: Any, few_prompts: Path) -> None:
     """The same bits as with PyTorch's own context around the stage in float32, and others than without."""
-    whole = run_stage(job_of(name, pipeline, Sampling()))
-    rounded = run_stage(job_of(name, pipeline, Sampling(), precision="bfloat16"))
+
+    def result(**changes: Any) -> StageResult:
+        job = job_of(name, pipeline, Sampling(), **changes)
+        return run_stage(job.model_copy(update={"inputs": job.inputs | {"prompts": few_prompts}}))
+
+    whole, rounded = result(), result(precision="bfloat16")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = run_stage(job_of(name, pipeline, Sampling()))
+        expected = result()
     assert numbers(rounded) == numbers(expected) != numbers(whole)
     assert not torch.is_autocast_enabled("cpu")
 

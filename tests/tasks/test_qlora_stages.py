@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.tasks.conftest import Pipeline
@@ -34,6 +35,7 @@ class Rounded(Pipeline):
         )
 
 
+@pytest.mark.slow
 def test_every_stage_writes_what_it_writes_with_the_same_weights_in_float32(
     tmp_path: Path, contents: Contents
 ) -> None:

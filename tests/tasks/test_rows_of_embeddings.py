@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.slow import slow
 from tests.tasks.golden_results import Results
 from tests.tasks.unequal_inputs import EOS
 from vantage.models.folders import read_tensor
@@ -58,11 +59,13 @@ def unnamed(tmp_path_factory: pytest.TempPathFactory) -> Results:
     "run",
     [
         "sft",
-        "sft: packing, length groups off",
-        "dpo",
-        "reward_model",
-        "value_pretraining",
-        "policy_optimization: ppo",
+        *slow(
+            "sft: packing, length groups off",
+            "dpo",
+            "reward_model",
+            "value_pretraining",
+            "policy_optimization: ppo",
+        ),
     ],
 )
 def test_a_stage_trains_eos_alike_whether_the_configuration_names_it_for_padding_or_not(

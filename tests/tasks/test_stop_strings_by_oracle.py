@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.slow import slow
 from tests.tasks import oracle_policy, oracle_rollouts, oracle_stages
 from tests.tasks.kills import killed_in
 from tests.tasks.oracle_networks import assert_moved_alike, language_model
@@ -89,8 +90,13 @@ def check(told: StageJob, outcome: Any, measured: dict[str, Any], result: Any) -
         assert result.metrics[metric] == pytest.approx(value, rel=1e-3, abs=1e-5), metric
 
 
-@pytest.mark.parametrize("kind", ["policy_optimization", "best_of_n"])
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "is_killed"),
+    [
+        ("policy_optimization", False),
+        *slow(("policy_optimization", True), ("best_of_n", False), ("best_of_n", True)),
+    ],
+)
 def test_what_is_learnt_from_responses_that_a_string_ended(
     kind: str, is_killed: bool, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

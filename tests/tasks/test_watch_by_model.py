@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.slow import slow
 from tests.tasks.kills import killed_in, same_bytes_after_a_kill
 from tests.tasks.test_best_of_n import WORK as BEST_OF_N
 from vantage.ledger.journal import read
@@ -109,7 +110,7 @@ def test_win_rates_against_init_are_those_of_a_loop_over_the_judges_own_logits(
     assert result.metrics["best_iteration"] == kept.index(max(kept)), "keep by watch is by the win rate"
 
 
-@pytest.mark.parametrize("kill_in", [0, 2])
+@pytest.mark.parametrize("kill_in", [2, *slow(0)])
 def test_a_kill_leaves_no_trace(
     pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch, kill_in: int
 ) -> None:

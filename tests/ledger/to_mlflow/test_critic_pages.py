@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlflow.tracking import MlflowClient
 
 from tests.ledger.cutting import cut_after_every_write
@@ -84,6 +85,7 @@ def test_a_pretrained_critic_and_its_course_have_their_pages(workspace: Path) ->
     assert tag.startswith("Explained variance falls from 0.75 to 0.15")
 
 
+@pytest.mark.slow
 def test_sent_again_after_a_cut_anywhere_it_is_the_same(workspace: Path) -> None:
     folder = stored(workspace, diagnosis().model_dump_json().encode())
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there

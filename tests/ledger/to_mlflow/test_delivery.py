@@ -31,6 +31,7 @@ from vantage.ledger.to_mlflow.delivery import Delivery
 from vantage.ledger.to_mlflow.server import Server
 
 
+@pytest.mark.slow
 def test_a_kill_after_anything_was_written_leaves_one_entry_of_each(workspace: Path) -> None:
     """For every call that writes: the process ends right after it was served, and another sends the outbox."""
     run_id = "0001-tiny-aaaaaa"

@@ -158,6 +158,7 @@ def test_only_a_policy_or_a_reward_model_can_be_published(workspace: Path, polic
             ledger.publish("value", artifact(ValueModel, "value", {}), policy, "critic", alias=None)
 
 
+@pytest.mark.slow
 def test_a_kill_while_publishing_leaves_one_whole_version(workspace: Path, policy: Path) -> None:
     made = sealed(PolicyCheckpoint, policy)
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there

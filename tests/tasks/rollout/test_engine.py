@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.slow import slow
 from tests.tasks.kills import killed_in
 from tests.tasks.small_models import load
 from vantage.models.policy import PolicyModel
@@ -134,8 +135,14 @@ def best_of_n_job(pipeline: Any, folder: Path) -> StageJob:
     return job.model_copy(update={"work": work, "inputs": inputs})
 
 
-@pytest.mark.parametrize("kind", ["policy_optimization", "best_of_n"])
-@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "is_resumed"),
+    [
+        ("policy_optimization", False),
+        ("best_of_n", True),
+        *slow(("policy_optimization", True), ("best_of_n", False)),
+    ],
+)
 def test_a_stage_gives_its_engine_every_new_weight_before_it_samples(
     kind: str,
     is_resumed: bool,

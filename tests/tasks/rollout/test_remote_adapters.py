@@ -167,6 +167,7 @@ def test_servers_sample_ahead_with_the_adapter_from_before_the_update(
         assert after.responses != expected.responses
 
 
+@pytest.mark.slow
 def test_a_whole_stage_samples_from_adapters_on_a_server(lora_pipeline: Any, tmp_path: Path) -> None:
     job = lora_pipeline.job("policy", folder=tmp_path)
     with serving(lora_pipeline.folder("model"), lora=(8, TARGETS)) as servers:

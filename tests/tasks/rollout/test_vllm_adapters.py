@@ -9,6 +9,7 @@ from torch import nn
 
 from tests.support import fake_vllm
 from tests.support.fake_vllm import Faults
+from tests.support.slow import slow
 from tests.tasks.rollout.test_engine import best_of_n_job
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand
 from tests.tasks.rollout.test_vllm_engine import engine_of
@@ -198,7 +199,7 @@ def test_what_vllm_cannot_apply_is_refused_by_name(pipeline: Any, faults: Faults
         engine_of(policy, codec)
 
 
-@pytest.mark.parametrize("kind", ["policy", "best_of_n", "collected", "evaluation", "value"])
+@pytest.mark.parametrize("kind", ["policy", *slow("best_of_n", "collected", "evaluation", "value")])
 def test_whole_stages_sample_from_adapters(
     kind: str, lora_pipeline: Any, few_prompts: Path, faults: Faults, tmp_path: Path
 ) -> None:

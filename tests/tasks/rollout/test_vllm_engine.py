@@ -13,6 +13,7 @@ import torch
 
 from tests.support import fake_vllm
 from tests.support.fake_vllm import Faults
+from tests.support.slow import slow
 from tests.tasks.rollout.test_engine import best_of_n_job
 from tests.tasks.small_models import load
 from vantage.ledger.journal import read
@@ -285,7 +286,7 @@ def test_a_missing_package_is_refused(pipeline: Any, faults: Faults, monkeypatch
         engine_of(*parts(pipeline)[:2])
 
 
-@pytest.mark.parametrize("kind", ["policy", "best_of_n", "collected", "evaluation", "value"])
+@pytest.mark.parametrize("kind", ["policy", *slow("best_of_n", "collected", "evaluation", "value")])
 def test_whole_stages_sample_with_it(
     kind: str, pipeline: Any, few_prompts: Path, faults: Faults, tmp_path: Path
 ) -> None:

@@ -447,6 +447,7 @@ HANGS = ("p", '"' + "a" * 60 + 'b"', None)
 RIGHT, WRONG = ("p", '"aaa"', None), ("p", '"b"', None)
 
 
+@pytest.mark.slow
 def test_a_response_over_which_the_library_hangs_is_wrong_and_the_others_are_judged(
     process: VerifierProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
