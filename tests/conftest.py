@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.mlflow_databases import forget_databases
 from tests.support.needs import missing, reason
+from tests.support.stand_in import ADDRESS
 
 pytest_plugins = ("tests.support.fixtures",)
 
@@ -80,8 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="vantage-cache-")
         os.environ["VANTAGE_CACHE"] = config.stash[_CACHE].name
-        os.environ["VANTAGE_TESTS_FORKS"] = f"{config.stash[_CACHE].name}/forks-{os.getpid()}"
         config.pluginmanager.register(_FailuresAtOnce(config))
+    os.environ[ADDRESS] = f"{os.environ['VANTAGE_CACHE']}/forks-{os.getpid()}"
 
 
 class _FailuresAtOnce:

@@ -18,7 +18,6 @@ import boto3
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support import in_tree
 from tests.support.extensions import (
     ENGINE,
     ENGINE_RECIPE,
@@ -30,6 +29,7 @@ from tests.support.extensions import (
     SWITCH_RECIPE,
     Extension,
 )
+from tests.support.fork_server import WITH_TORCH
 from tests.support.packages import ROOT, copy_packages
 
 STAGE_CLASS = '''
@@ -210,7 +210,14 @@ def python(
 def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the processes of slow tests, which load torch again and again."""
     if request.node.get_closest_marker("slow"):
-        monkeypatch.setitem(globals(), "python", in_tree.run)
+        monkeypatch.setitem(globals(), "python", forked)
+
+
+def forked(
+    tree: Path, arguments: tuple[str, ...], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Do as ``python``, with libraries that are loaded already."""
+    return WITH_TORCH.run([sys.executable, *arguments], timeout=300, cwd=tree, env=environment)
 
 
 def run_in(tree: Path, *arguments: str, **environment: str) -> str:

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.ledger.test_sender import mlflow_server
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from vantage.attempts.exit_codes import ExitCode
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -36,7 +36,7 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
 
     workspace.root.mkdir()
     (workspace.root / "leak.txt").write_text("sft")
-    done = forked.run(
+    done = WITH_PREFECT.run(
         [
             sys.executable,
             "-m",
@@ -89,7 +89,7 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
 def test_an_address_that_is_wrong_is_told_without_its_login(
     workspace: Workspace, recipe_file: Path, variable: str
 ) -> None:
-    done = forked.run(
+    done = WITH_PREFECT.run(
         [sys.executable, "-c", "from vantage.flows.prefect_server import server; server.ANSWER_SECONDS = 0.5; from vantage.cli.main import main; main()",
          "run", str(recipe_file), "--workspace", str(workspace.root)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": "http://127.0.0.1:1/api",
@@ -158,7 +158,7 @@ def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anyw
     printed = []
     with mlflow_server(server, port, seconds=300):
         for expected in (ExitCode.INTERNAL, ExitCode.OK):
-            done = forked.run(command, env=environment, timeout=400)
+            done = WITH_PREFECT.run(command, env=environment, timeout=400)
             assert done.returncode == expected, done.stdout + done.stderr
             printed.append(done.stdout + done.stderr)
             (cache / "leak.txt").unlink(missing_ok=True)

@@ -17,8 +17,8 @@ import pytest
 from deploy.servers.postgres import data_folder
 from deploy.servers.processes import processes_of
 from deploy.servers.settings import PORTS, Settings, write_private
-from tests.support import forked
 from tests.support.fixtures import RECIPE
+from tests.support.fork_server import WITH_PREFECT
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ class Place:
         self.stores = ["--workspace", str(self.workspace), *(["--servers", str(servers)] if servers else [])]
 
     def begin(self, *command: str) -> subprocess.Popen[str]:
-        return forked.popen(
+        return WITH_PREFECT.popen(
             [
                 *(sys.executable, "-m", "tests.support.fake_vantage"),
                 *command,

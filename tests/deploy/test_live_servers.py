@@ -26,8 +26,8 @@ from deploy.servers.postgres import OwnPostgres
 from deploy.servers.settings import free_port
 from tests.deploy.conftest import EXPORT, ROOT, Servers
 from tests.deploy.test_manifests import all_documents, compose
-from tests.support import forked
 from tests.support.fixtures import RECIPE
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.real_runs import wait_for
 from vantage.flows.pools.alive import ALIVE_FILE
 from vantage.flows.prefect_server.server import is_healthy
@@ -265,7 +265,7 @@ def test_a_run_on_another_machine_uses_both_servers_through_tls(
 
     recipe = tmp_path / "fake.yaml"
     recipe.write_text(RECIPE)
-    done = forked.run(
+    done = WITH_PREFECT.run(
         [
             *(sys.executable, "-m", "tests.support.fake_vantage", "run", str(recipe)),
             *("--workspace", str(tmp_path / "workspace")),

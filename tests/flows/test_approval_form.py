@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import events
 from vantage.flows.prefect_server.flow_runs import close_open_flow_runs
 from vantage.flows.prefect_server.server import server_name
@@ -64,7 +64,7 @@ def created(recipe: Path, workspace: Workspace) -> str:
 
 def engine(flow_run_id: str) -> None:
     """What a process worker starts for a scheduled flow run."""
-    done = forked.run(
+    done = WITH_PREFECT.run(
         [sys.executable, "-m", "prefect.engine", flow_run_id],
         env={**os.environ, "PREFECT__FLOW_RUN_ID": flow_run_id, "PYTHONPATH": str(ROOT)},
         timeout=600,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import attempt_all, events, orchestrated, pace
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.run import read_runs
@@ -29,7 +29,6 @@ from pathlib import Path
 preload = forkserver.set_forkserver_preload
 forkserver.set_forkserver_preload = lambda modules: preload(["tests.support.fake_work"])  # which needs no torch
 
-from tests.support import forked
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.runs.workspace import Workspace
 from vantage.ledger.run_ledger import Ledger
@@ -45,7 +44,7 @@ with orchestrated(Workspace(Path(sys.argv[1])), Path(sys.argv[2])) as orchestrat
 
 def drive(workspace: Workspace, recipe: Path) -> subprocess.Popen[str]:
     """A process that runs the recipe, once it has begun to."""
-    process = forked.popen(
+    process = WITH_PREFECT.popen(
         [sys.executable, "-c", DRIVER, str(workspace.root), str(recipe)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -21,7 +21,7 @@ from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import events, pace
 from tests.support.real_runs import prefect_shows, wait_for
 from vantage.attempts.stopping import DRAIN_FILE
@@ -65,7 +65,7 @@ def start(prefect_url: str) -> Start:
             "PREFECT__FLOW_RUN_ID": str(flow_run_id),
             "PYTHONPATH": str(ROOT),
         }
-        done = forked.run(
+        done = WITH_PREFECT.run(
             [sys.executable, "-m", "prefect.engine", str(flow_run_id)],
             env=environment,
             timeout=200,

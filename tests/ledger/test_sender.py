@@ -33,7 +33,7 @@ from tests.ledger.small_run import (
     tell_run,
     tell_stage,
 )
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.tracking import MLFLOW_ENVIRONMENT
 from vantage.schemas.records.artifacts import PolicyCheckpoint
@@ -131,7 +131,7 @@ def mlflow_server(folder: Path, port: int, *, seconds: float = 90.0) -> Iterator
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     with (folder / "server.log").open("ab") as log:
-        process = forked.popen(
+        process = WITH_PREFECT.popen(
             command,
             cwd=folder,
             env={**os.environ, **MLFLOW_ENVIRONMENT},

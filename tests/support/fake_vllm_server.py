@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tests.support.fake_vllm import adapted, checksums_of, flip_last_bit, targets_of
 from vantage.models.sampling import sample
 
-PROGRAM = ("-m", "tests.support.forked_with_torch", "tests.support.fake_vllm_server")
-"""Arguments with which Python starts this server in place of vLLM's, after ``prepare`` of that module."""
+PROGRAM = ("-m", "tests.support.stand_in", "tests.support.fake_vllm_server")
+"""Arguments with which Python starts this server in place of vLLM's, after ``WITH_TORCH.listen``."""
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
 

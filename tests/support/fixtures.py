@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.made_once import made_once
 from tests.support.models_in_threads import models_in_threads
 from tests.support.real_runs import prefect_at, wait_for
@@ -123,7 +123,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[in
     """
     home, port = tmp_path_factory.mktemp("prefect-server"), free_port()
     url = f"http://127.0.0.1:{port}/api"
-    with new_database(home), forked.children():
+    with new_database(home), WITH_PREFECT.children():
         process = _server_process(home, port, home / "server.log")
         wait_for(lambda: is_healthy(url))
     os.kill(process.pid, signal.SIGSTOP)
@@ -154,7 +154,7 @@ def start_vantage(workspace: Workspace, recipe_file: Path) -> Iterator[Callable[
 
     def start_one(*options: str, imports: bool = False) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tests.support.fake_vantage", "run", str(recipe_file), "--workspace"]
-        process = (subprocess.Popen if imports else forked.popen)(
+        process = (subprocess.Popen if imports else WITH_PREFECT.popen)(
             [*command, str(workspace.root), *options],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Run one function of a test module on several gloo ranks of this machine:
 
-    prepared_process.run("tests.support.on_ranks", MODULE, FUNCTION, FOLDER, WORLD_SIZE, STRATEGY)
+    WITH_TORCH.run_main("tests.support.on_ranks", MODULE, FUNCTION, FOLDER, WORLD_SIZE, STRATEGY)
 
 forks WORLD_SIZE processes. Each calls FUNCTION(FOLDER), and saves the dictionary of tensors and numbers that it returns.
 """
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support import prepared_process
+from tests.support.fork_server import WITH_TORCH
 from vantage.tasks.training import ranks
 
 SECONDS = 60.0
@@ -58,7 +58,7 @@ def on_ranks(
     """Return what the function, one of a module's top level, returned on each rank."""
     module, name = f"tests.{_module_of(function)}", function.__name__
     arguments = (module, name, str(folder), str(world_size), strategy)
-    ended = prepared_process.run(
+    ended = WITH_TORCH.run_main(
         "tests.support.on_ranks", *arguments, environment={"GLOO_SOCKET_IFNAME": "lo"}
     )
     assert ended.returncode == 0, ended.stderr

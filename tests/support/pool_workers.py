@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.real_runs import wait_for
 from vantage.runs.workspace import Workspace
 
@@ -63,7 +63,7 @@ def is_under_way(tmp_path: Path) -> bool:
 def start_pipeline(workspace: Workspace, recipe: Path, override: str = ON_POOL) -> subprocess.Popen[str]:
     """``vantage run`` in a process group of its own."""
     command = [sys.executable, "-c", VANTAGE, "run", str(recipe), "--set", override]
-    return forked.popen(
+    return WITH_PREFECT.popen(
         [*command, "--workspace", workspace.address],
         env={**os.environ, "PYTHONPATH": FAKED},
         stdout=subprocess.PIPE,

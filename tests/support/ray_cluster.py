@@ -8,7 +8,7 @@ from ray._private import services
 from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD
 from ray.cluster_utils import Cluster
 
-from tests.support import forked_setup_worker
+from tests.support import ray_setup_worker
 
 SETTINGS = {
     "worker_niceness": 0,
@@ -32,8 +32,8 @@ default, and gives up a worker after 60.
 
 
 WORKERS: dict[str, Any] = {
-    "worker_path": forked_setup_worker.__file__,
-    "setup_worker_path": forked_setup_worker.__file__,
+    "worker_path": ray_setup_worker.__file__,
+    "setup_worker_path": ray_setup_worker.__file__,
     "include_log_monitor": False,
 }
 """Settings of each node: its workers are forks. No test reads what ranks print, and a process that follows their files took 15 s of

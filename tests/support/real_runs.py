@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from rich.console import Console
 
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from vantage.flows.execution import execute
 from vantage.flows.prefect_server.server import (
     _server_process,
@@ -44,7 +44,7 @@ def run_recipe(
     printed = io.StringIO()
     screen = Screen(Console(file=printed, width=200))
     resolved, _ = load_resolved(str(recipe), overrides)
-    with acquire_run(workspace, resolved, source=str(recipe)) as run, forked.children():
+    with acquire_run(workspace, resolved, source=str(recipe)) as run, WITH_PREFECT.children():
         record = execute(run, screen, stage_function=stage_function)
     return record, printed.getvalue()
 
@@ -92,7 +92,7 @@ def prefect_at(url: str | None, **others: str) -> Iterator[None]:
 def configured_server(home: Path, port: int) -> Iterator[Any]:
     """A server as a user has one; it may be killed inside."""
     home.mkdir(exist_ok=True)
-    with new_database(home), forked.children():
+    with new_database(home), WITH_PREFECT.children():
         process = _server_process(home, port, home / "server.log")
         wait_for(lambda: is_healthy(f"http://127.0.0.1:{port}/api"))
     try:

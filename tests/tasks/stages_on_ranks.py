@@ -1,6 +1,6 @@
 """Stages on several ranks, as one process of a test starts them:
 
-    prepared_process.run("tests.tasks.stages_on_ranks", WORLD_SIZE, JOBS, STRATEGY, EPS, MEMORY)
+    WITH_TORCH.run_main("tests.tasks.stages_on_ranks", WORLD_SIZE, JOBS, STRATEGY, EPS, MEMORY)
 
 forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other, with
 EPS for AdamW's. MEMORY is JSON: of each job, the bytes that each rank has, or [] where nobody counts them.

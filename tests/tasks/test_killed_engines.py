@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.forked_with_torch import prepare
+from tests.support.fork_server import WITH_TORCH
 from tests.support.killed_engines import KILLED, KILLS
 from tests.tasks.test_stages_on_ranks import moved
 from vantage.attempts.launchers.launcher import StageFailed
@@ -87,7 +87,7 @@ def test_a_stage_that_is_killed_with_its_vllm_goes_on(seed: int, pipeline: Any, 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_servers_that_are_killed_are_started_again(seed: int, pipeline: Any, tmp_path: Path) -> None:
     """One of two servers is killed each time; the stage itself goes on."""
-    prepare()
+    WITH_TORCH.listen()
     whole = job_of(pipeline, tmp_path / "whole", servers=2, request_seconds=30.0)
     launch(whole, tmp_path / "whole", "run_with_servers")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support import prepared_process
+from tests.support.fork_server import WITH_TORCH
 from tests.tasks import (
     test_best_of_n,
     test_distillation,
@@ -259,7 +259,7 @@ def start(
     """
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
     arguments = (str(world_size), str(file), strategy, str(eps), json.dumps(memory))
-    ended = prepared_process.run("tests.tasks.stages_on_ranks", *arguments, seconds=SECONDS)
+    ended = WITH_TORCH.run_main("tests.tasks.stages_on_ranks", *arguments, seconds=SECONDS)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support import prepared_process
+from tests.support.fork_server import WITH_TORCH
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training.checkpoint_folders import latest
@@ -28,7 +28,7 @@ def job_named(name: str, pipeline: Any, folder: Path) -> StageJob:
 def start(folder: Path, jobs: list[StageJob], strategy: str, harm: str) -> subprocess.CompletedProcess[str]:
     file = folder / f"jobs-{harm}"
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
-    return prepared_process.run("tests.tasks.writing_on_ranks", str(file), strategy, harm, seconds=SECONDS)
+    return WITH_TORCH.run_main("tests.tasks.writing_on_ranks", str(file), strategy, harm, seconds=SECONDS)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

@@ -1,6 +1,6 @@
 """Stages on two gloo ranks whose checkpoints are written beside training, as one process of a test starts them:
 
-    prepared_process.run("tests.tasks.writing_on_ranks", JOBS, STRATEGY, HARM)
+    WITH_TORCH.run_main("tests.tasks.writing_on_ranks", JOBS, STRATEGY, HARM)
 
 runs every job of the JSON lines in the file JOBS, one after the other; a job named ``plain`` writes its checkpoints between two
 steps. HARM is what befalls the second rank of the last job in the thread that writes its second checkpoint, or the first rank

@@ -29,7 +29,7 @@ from tests.attempts.launchers.test_torchrun import (
     weights,
     work_of,
 )
-from tests.support import forked_with_torch
+from tests.support.fork_server import WITH_TORCH
 from tests.support.ranked_stages import MISBEHAVES_AFTER, STEPS
 from tests.support.real_runs import wait_for
 from tests.support.version import PROJECT_VERSION
@@ -57,7 +57,7 @@ class RayCluster:
     """``tests.support.ray_cluster`` as a child process."""
 
     def __init__(self) -> None:
-        forked_with_torch.prepare()
+        WITH_TORCH.listen()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ray_cluster"],
             cwd=ROOT,

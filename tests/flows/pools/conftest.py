@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forked
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.pool_workers import FAKED, POOL, VANTAGE, Worker, kill_all, soon
 from vantage.runs.workspace import Workspace
 
@@ -27,7 +27,7 @@ def worker(prefect_url: str, bucket: str, tmp_path: Path) -> Iterator[Worker]:
         machine = tmp_path / f"worker-{len(processes)}"
         machine.mkdir()
         (machine / "seconds.txt").write_text(str(seconds))
-        process = forked.popen(
+        process = WITH_PREFECT.popen(
             [sys.executable, "-c", VANTAGE, "worker", "--pool", POOL, "--name", machine.name],
             cwd=tmp_path,
             env={

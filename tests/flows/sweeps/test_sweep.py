@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.support import forked
 from tests.support.fixtures import RECIPE
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import events, pace
 from tests.support.unsent import VARIABLE
 from vantage.attempts.exit_codes import ExitCode
@@ -510,7 +510,7 @@ def test_a_sweep_is_driven_by_one_process_at_a_time(workspace: Workspace, sweep_
 
 
 def vantage(*arguments: str | Path) -> subprocess.Popen[str]:
-    return forked.popen(
+    return WITH_PREFECT.popen(
         [sys.executable, "-m", "tests.support.fake_sweep", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: "1"},
         stdout=subprocess.PIPE,

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import prepared_process
 from tests.support.fake_judge_server import FakeJudge, points
+from tests.support.fork_server import ROOT, WITH_TORCH
 from tests.support.on_ranks import on_ranks
+from tests.support.stand_in import command_of
 from tests.tasks.rewards.test_served_scores import PROMPTS, fresh, judge, load, question, scored
 from vantage.schemas.recipe.served_scores import JudgeServer
 from vantage.tasks.rewards.answer_file import answers_in
@@ -59,18 +60,19 @@ def test_a_process_that_is_killed_while_it_asks_asks_nothing_again_that_was_answ
         folder = described(tmp_path / "killed", server, at_once=2)
         kept: set[str] = set()
         kills = 0
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         for answers in (1, 5, 6, 13, 22):  # there when it is killed
             before = server.seen.num_requests
-            with prepared_process.started(__name__, str(folder)) as process:
+            with WITH_TORCH.popen(command_of(__name__, str(folder)), env=environment) as process:
                 while len(list(answers_in(folder / ANSWERS))) < answers:
                     time.sleep(0.01)
                 process.kill()
-                assert process.wait(30.0).returncode == -signal.SIGKILL
+                assert process.wait(30.0) == -signal.SIGKILL
             kills += 1
             asked = {body["messages"][0]["content"] for body in server.seen.bodies[before:]}
             assert not asked & kept
             kept = {each.asked["messages"][0]["content"] for each in answers_in(folder / ANSWERS)}
-        ended = prepared_process.run(__name__, str(folder))
+        ended = WITH_TORCH.run_main(__name__, str(folder))
     assert ended.returncode == 0, ended.stderr
     expected = [float(points(question(row))) for row in range(len(PROMPTS))]
     assert list(map(float, ended.stdout.split())) == expected

@@ -16,8 +16,8 @@ import psutil
 import pytest
 import torch
 
-from tests.support import forked_with_torch
 from tests.support.fake_vllm_server import PROGRAM
+from tests.support.fork_server import WITH_TORCH
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand
 from tests.tasks.rollout.test_vllm_engine import moved, parts
 from vantage.attempts.machine import num_ranks
@@ -54,7 +54,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def prepared() -> None:
     """Have what forks the programs ready."""
-    forked_with_torch.prepare()
+    WITH_TORCH.listen()
 
 
 def engine_of(policy: PolicyModel, codec: Codec, servers: int, **settings: Any) -> RemoteEngine:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import forked_with_torch
 from tests.support.fake_vllm_server import PROGRAM, FakeServer, serving
+from tests.support.fork_server import WITH_TORCH
 from tests.tasks.alike import ADAM_EPS, assert_alike_weights, run_to_compare
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand, engine_of
 from tests.tasks.rollout.test_vllm_adapters import RANK, adapted_parts, adapter_bytes, moved_adapters
@@ -208,7 +208,7 @@ def test_adapters_that_two_ranks_hold_in_parts_are_sent_as_adapters(
 def test_servers_of_the_stage_are_started_for_adapters_and_serve_a_whole_policy_too(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forked_with_torch.prepare()
+    WITH_TORCH.listen()
     monkeypatch.setattr(own_servers, "PROGRAM", PROGRAM)
     monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -1,6 +1,6 @@
 """Every loss of the stages, its rows shared out over ranks: its gradient, and what it reports.
 
-    prepared_process.run("tests.tasks.training.rank_losses", MODEL, WORLD_SIZE, OUTPUT)
+    WITH_TORCH.run_main("tests.tasks.training.rank_losses", MODEL, WORLD_SIZE, OUTPUT)
 
 forks so many gloo processes, which write them as safetensors and JSON; ``test_ranks.py`` compares their sum with one process.
 """

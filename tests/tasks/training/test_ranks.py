@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support import prepared_process
+from tests.support.fork_server import WITH_TORCH
 from tests.tasks.training import rank_losses
 from tests.tasks.training.rank_losses import LENGTHS, LOSSES, ROWS, gradient_of
 from vantage.ledger.journal import read
@@ -36,7 +36,7 @@ def three_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which three gloo processes on this machine wrote what they found."""
     output = tmp_path_factory.mktemp("three")
     arguments = (str(model), str(RANKS), str(output))
-    ended = prepared_process.run(
+    ended = WITH_TORCH.run_main(
         rank_losses.__name__, *arguments, environment={"GLOO_SOCKET_IFNAME": "lo"}, seconds=SECONDS
     )
     assert ended.returncode == 0, ended.stderr

@@ -5,7 +5,7 @@ import argparse
 import runpy
 import sys
 
-from tests.support.forked_with_torch import stand_for
+from tests.support.stand_in import stand_for
 
 
 def main() -> None:
@@ -25,4 +25,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    stand_for("tests.support.forked_setup_worker", sys.argv[1:])
+    stand_for("tests.support.ray_setup_worker", sys.argv[1:])
