@@ -44,6 +44,8 @@ _ARTIFACTS = "mlartifacts"
 """Folder of MLflow's files in a workspace."""
 _OF_MODEL = re.compile(r".*/models/(?P<model>m-[0-9a-f]{32})/artifacts/?")
 """Address that MLflow gives to the files of a logged model."""
+_NEWEST = "latest"
+"""Alias that MLflow resolves to the newest version, whatever its tables say."""
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
@@ -70,8 +72,12 @@ class AuditedServer:
         self._runs: dict[str, MlflowRun] = {}
         """Id → each run that was read."""
         self._roots: dict[str, str] = {}
+        self._experiments: dict[str, entities.Experiment | None] = {}
+        """Name → each experiment that was asked for."""
         self._versions: dict[tuple[str, str | None, str | None], MlflowVersion | None] = {}
         """(name, version, alias) → each version that was asked for."""
+        self._listed: dict[str, dict[str, Any]] = {}
+        """Name → version → all versions of each registered model that was asked for."""
         self._locations: dict[tuple[str, str], str] = {}
         """(name, version) → the address of the files of each version that was asked for."""
         self._logged: dict[str, entities.LoggedModel | None] = {}
@@ -93,14 +99,14 @@ class AuditedServer:
     def destination(self, experiment: str) -> str | None:
         """Return the name that an outbox gives to the experiment of this server; None: there is no such experiment."""
         with self._answers() as client:
-            found = client.get_experiment_by_name(experiment)
+            found = self._experiment(client, experiment)
         return None if found is None else f"{found.experiment_id} {found.name} {found.creation_time}"
 
     def runs(self, experiment: str, run_id: str) -> dict[str | None, list[MlflowRun]]:
         """Return stage → MLflow's runs with the tags of this stage of a Vantage run, the earliest first; None: the parents."""
         found: dict[str | None, list[MlflowRun]] = {}
         with self._answers() as client:
-            place = client.get_experiment_by_name(experiment)
+            place = self._experiment(client, experiment)
             if place is None or place.lifecycle_stage != "active":
                 return {}
             for run in search(client, [place.experiment_id], "vantage.run_id", run_id):
@@ -116,7 +122,7 @@ class AuditedServer:
     def knows(self, experiment: str, run_id: str) -> bool:
         """Return whether the server has anything of a Vantage run."""
         with self._answers() as client:
-            place = client.get_experiment_by_name(experiment)
+            place = self._experiment(client, experiment)
             found = () if place is None else search(client, [place.experiment_id], "vantage.run_id", run_id)
             return next(iter(found), None) is not None
 
@@ -164,9 +170,7 @@ class AuditedServer:
     def versions(self, name: str) -> list[MlflowVersion]:
         """Return every version of a registered model."""
         with self._answers() as client:
-            return [
-                self._described(client, each) for each in client.search_model_versions(f"name = '{name}'")
-            ]
+            return [self._described(client, each) for each in self._versions_named(client, name).values()]
 
     def version(self, name: str, version: str | None, alias: str | None) -> MlflowVersion | None:
         """Return a version by its number or alias; without both, the newest; None: there is none."""
@@ -177,16 +181,16 @@ class AuditedServer:
 
     def _read_version(self, name: str, version: str | None, alias: str | None) -> MlflowVersion | None:
         with self._answers() as client:
+            listed = self._versions_named(client, name)
             try:
                 if alias is not None:
-                    found = client.get_model_version_by_alias(name, alias)
+                    found = self._aliased(client, name, alias, listed)
                 elif version is not None:
-                    found = client.get_model_version(name, version)
+                    found = listed.get(version) or client.get_model_version(name, version)
+                elif listed:
+                    found = max(listed.values(), key=lambda each: int(each.version))
                 else:
-                    all_versions = list(client.search_model_versions(f"name = '{name}'"))
-                    if not all_versions:
-                        return None
-                    found = max(all_versions, key=lambda each: int(each.version))
+                    return None
             except MlflowException as error:
                 if error.error_code not in _MISSING:
                     raise
@@ -296,6 +300,30 @@ class AuditedServer:
             description=text(found.description),
             status_message=text(found.status_message),
         )
+
+    def _experiment(self, client: MlflowClient, name: str) -> entities.Experiment | None:
+        """Return the experiment with this name, asking MLflow once; None: there is none."""
+        if name not in self._experiments:
+            self._experiments[name] = client.get_experiment_by_name(name)
+        return self._experiments[name]
+
+    def _versions_named(self, client: MlflowClient, name: str) -> dict[str, Any]:
+        """Return version → entity, for the newest versions of a registered model (10,000 at most), asking MLflow once."""
+        if name not in self._listed:
+            try:
+                found = list(client.search_model_versions(f"name = '{name}'"))
+            except MlflowException as error:
+                if error.error_code not in _MISSING:
+                    raise
+                found = []  # of a name with a quotation mark, for which MLflow cannot search
+            self._listed[name] = {str(each.version): each for each in found}
+        return self._listed[name]
+
+    def _aliased(self, client: MlflowClient, name: str, alias: str, listed: Mapping[str, Any]) -> Any:
+        """Return the version that an alias points to, of those that are listed or else as MLflow answers."""
+        aliases, _ = self._registered_model(client, name)
+        number = "" if alias.lower() == _NEWEST else aliases.get(alias, "")
+        return listed.get(number) or client.get_model_version_by_alias(name, alias)
 
     def _location(self, client: MlflowClient, name: str, version: str) -> str:
         """Return the address of a version's files, asking MLflow once."""

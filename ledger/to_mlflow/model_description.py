@@ -12,6 +12,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,7 @@ def _copy_tokenizer(folder: Path, target: Path) -> None:
             shutil.copy(path, target / path.name)
 
 
+@cache
 def _public_version(package: str) -> str:
     """Return the version without the build's suffix (no index has ``2.13.0+cpu``)."""
     return version(package).partition("+")[0]

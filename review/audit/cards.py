@@ -1,6 +1,6 @@
 """Check the cards of models in MLflow: they are derived again from the outbox by the functions that write them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,10 +41,10 @@ def model_card_checks(evidence: Evidence, run_id: str, step: str) -> Iterator[Ch
     if isinstance(sent, Missing) or isinstance(model, Missing) or model is None:
         return  # the check of MLflow's entry reports it
     found = model.tags.get(NOTE, "")
-    written = [each.end for each in _writings(replay.lines, step)]
-    first = max((end for end in written if end in sent.ends), default=0)
+    written = list(_writings(evidence, run_id, replay, step))
+    first = max((each.end for each in written if each.end in sent.ends), default=0)
     # What is sent just now may be there already, and not be noted as sent.
-    states = [each.entry for each in _writings(replay.lines, step) if each.end >= first]
+    states = [each.entry for each in written if each.end >= first]
     if not states or not (found or replay.is_chained):
         return  # an earlier version wrote none
     results = [_compared(evidence, found, entry, step, run, None) for entry in states]
@@ -103,13 +103,16 @@ def _compared(
     return next((each for each in results if each.outcome != "wrong"), results[0])
 
 
-def _writings(lines: Iterable[OutboxLine], step: str) -> Iterator[OutboxLine]:
+def _writings(evidence: Evidence, run_id: str, replay: Replay, step: str) -> Iterator[OutboxLine]:
     """Yield the operations that write the page of the stage's model."""
-    for each in lines:
+    changed = evidence.once(
+        ("changes", run_id), lambda: [list(changes(each.entry, each.operation)) for each in replay.lines]
+    )
+    for each, its_changes in zip(replay.lines, changed, strict=True):
         stage = each.entry.stages.get(step)
         if stage is None or stage.artifact is None or stage.artifact.kind not in MODELS:
             continue
-        for change in changes(each.entry, each.operation):
+        for change in its_changes:
             is_own = isinstance(change, RunChange) and change.stage == step and change.shown is not None
             if is_own or isinstance(change, PagesChange):
                 yield each

@@ -13,6 +13,7 @@ from vantage.runs.run_ids import run_ids
 from vantage.runs.view import Broken, Missing, RunView
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.audit import Check
+from vantage.schemas.steps import dependencies
 from vantage.storage.environments import read_environment
 from vantage.storage.hashed_files import HashClock
 from vantage.storage.measured_file import Sealed
@@ -195,6 +196,10 @@ class Evidence:
         """Return ``run.json`` of a run."""
         run = self._run(run_id)
         return run if isinstance(run, Missing) else run.record
+
+    def reads(self, record: RunRecord, step: str) -> dict[str, str]:
+        """Return role → step that a step reads, by the recipe in a run's record; empty: it has no such step."""
+        return self.once(("reads", record.run_id), lambda: dependencies(record.recipe)).get(step, {})
 
     def replay(self, run_id: str) -> Replay | Missing | Broken:
         """Return the run's outbox, read again."""

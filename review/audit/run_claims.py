@@ -21,7 +21,6 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import Check
 from vantage.schemas.records.stage_key import differences as key_differences
 from vantage.schemas.records.stage_key import stage_key as hash_key_parts
-from vantage.schemas.steps import dependencies
 from vantage.storage.measured_file import differences
 from vantage.storage.refs import Ref
 
@@ -116,7 +115,7 @@ def edge_problems(
     """Yield the claims of the run that made an artifact about one of its parents, where they differ from the parent's ref."""
     record, replay = evidence.record(run_id), evidence.replay(run_id)
     if isinstance(record, RunRecord) and step in record.stages and record.stages[step].status in ENDED:
-        read = dependencies(record.recipe).get(step, {}).get(role)
+        read = evidence.reads(record, step).get(role)
         stage = None if read is None else record.stages.get(read)
         if read is None and role in PREVIOUS_ROLES:
             if not record.stages[step].shorter:
@@ -215,7 +214,7 @@ def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: 
 def _inputs(evidence: Evidence, record: RunRecord, step: str) -> dict[str, Input]:
     """Return role → step and artifact that a step read, by the run's own record."""
     found = {}
-    for role, read in dependencies(record.recipe).get(step, {}).items():
+    for role, read in evidence.reads(record, step).items():
         stage = record.stages.get(read)
         ref = evidence.ref(stage.stage_key) if stage is not None and stage.stage_key else None
         if isinstance(ref, Ref):

@@ -23,6 +23,15 @@ _SAID_TAGS = ("vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.r
 
 
 @dataclass(frozen=True)
+class _Place:
+    """The files that were read at one address."""
+
+    hashed: Hashed
+    is_empty: bool
+    """Whether there is no folder, or no file in it."""
+
+
+@dataclass(frozen=True)
 class _Served:
     """The files that were read at an address, and those of a moved workspace."""
 
@@ -166,26 +175,28 @@ def _hashed(
 ) -> Hashed | Missing:
     said = {name: tags[name] for name in _SAID_TAGS if name in tags}
 
-    def read() -> Hashed | Missing:
+    def read() -> _Place | Missing:
         from vantage.ledger.to_mlflow.served_files import UnboundedFiles
 
-        def at(folder: Path) -> Hashed:
+        def at(folder: Path) -> _Place:
             if why := _why_no_path(folder):
-                return Hashed((f"its address cannot be a folder's path ({why})",))
-            if may_be_absent and not (folder.is_dir() and any(folder.iterdir())):
-                return Hashed(())
-            return problems_of_folder(evidence, folder, digest, said)
+                return _Place(Hashed((f"its address cannot be a folder's path ({why})",)), is_empty=False)
+            is_empty = not (folder.is_dir() and any(folder.iterdir()))
+            return _Place(problems_of_folder(evidence, folder, digest, said), is_empty)
 
-        def ask(server: object) -> Hashed:
+        def ask(server: object) -> _Place:
             with evidence.server.files_at(location, digest=digest) as folder:
                 return at(folder)
 
         try:
             return evidence.ask(ask)
         except UnboundedFiles as error:
-            return Hashed((str(error),))
+            return _Place(Hashed((str(error),)), is_empty=False)
 
-    return evidence.once(("served", location, digest, tuple(said.items()), may_be_absent), read)
+    place = evidence.once(("served", location, digest, tuple(said.items())), read)
+    if isinstance(place, Missing):
+        return place
+    return Hashed(()) if may_be_absent and place.is_empty else place.hashed
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -32,7 +32,6 @@ from vantage.schemas.recipe.work import SOURCE, copied_stage
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.audit import AuditedArtifact, Check, Edge
 from vantage.schemas.records.extensions import Shorter, state_key
-from vantage.schemas.steps import dependencies
 from vantage.storage.refs import Ref
 from vantage.storage.removed import Removal
 
@@ -195,7 +194,7 @@ class Walk:
         if role == SOURCE:
             return self._key_of_copied(found, digest, record)
         if isinstance(record, RunRecord):
-            read = dependencies(record.recipe).get(found.step, {}).get(role)
+            read = self.evidence.reads(record, found.step).get(role)
             named = record.stages.get(read) if read else None
             if named is not None and named.digest == digest:
                 return named.stage_key

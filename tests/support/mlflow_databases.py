@@ -4,7 +4,35 @@ It keeps a connection, and what SQLAlchemy has compiled for it, of each database
 audit, which copies the database first. A process of the tests grew to 3 GB.
 """
 
+import shutil
 import sys
+import tempfile
+from typing import ClassVar
+
+
+class ReusedFolder:
+    """Stand in for the temporary folder into which an audit copies a database; the next audit gets the same one.
+
+    SQLite replaces the content of a copy that is there already. So SQLAlchemy goes on with its connection, and with all
+    that it has compiled for it. MLflow opens the copy anew, and checks it as it checks any database. Two audits at a time
+    have two folders.
+    """
+
+    free: ClassVar[list[str]] = []
+
+    def __init__(self, prefix: str) -> None:
+        self.name = self.free.pop() if self.free else tempfile.mkdtemp(prefix=prefix)
+
+    def cleanup(self) -> None:
+        """Leave the folder to the next audit."""
+        _forget_stores()
+        self.free.append(self.name)
+
+    @classmethod
+    def remove(cls) -> None:
+        """Remove the folders; ``forget_databases`` must come first."""
+        while cls.free:
+            shutil.rmtree(cls.free.pop())
 
 
 def forget_databases() -> None:
@@ -15,6 +43,11 @@ def forget_databases() -> None:
         for engine in engines.values():
             engine.dispose()
         engines.clear()
+    _forget_stores()
+
+
+def _forget_stores() -> None:
+    """Let MLflow open every database anew; the engines stay."""
     for part, name in (
         ("_tracking_service", "TrackingStoreRegistry"),
         ("_model_registry", "ModelRegistryStoreRegistry"),

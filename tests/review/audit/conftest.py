@@ -1,16 +1,22 @@
 """A finished run with gates, parents and registered models, made once; each test tampers with a copy of its own."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.review.audit.tampering import Case
 from tests.support.made_once import made_once
+from tests.support.mlflow_databases import ReusedFolder, forget_databases
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.attempts.energy import EnergyMeter
+from vantage.attempts.identity import environment
 from vantage.flows.publishing.publishing import publish
+from vantage.ledger import tracking
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -84,6 +90,7 @@ publish:
   - {stage: sft, registered_model: fake, alias: champion, after: evaluation}
 """
 """A recipe whose run has a row in every table that Vantage fills, and whose audit takes half as long."""
+DISTRIBUTIONS = ("mlflow", "torch", "transformers")
 STAGES = "tests.review.audit.audited_work.run_stage"
 
 
@@ -117,7 +124,7 @@ def write_recipe(folder: Path, text: str = RECIPE) -> Path:
 
 
 def _run_of(text: str, folder: Path) -> None:
-    with pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched, _few_distributions():
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
         patched.setattr(EnergyMeter, "finish", lambda self: Energy(gpu_joules=7.25, cpu_joules=3.5))
         run_once(Workspace(folder / "workspace"), write_recipe(folder, text))
@@ -134,6 +141,40 @@ def _copied(original: Path, folder: Path) -> Case:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, its data, and the workspace of a run of it; for reading only."""
     return made_once(tmp_path_factory, "audited", lambda folder: _run_of(RECIPE, folder))
+
+
+@contextmanager
+def _few_distributions() -> Iterator[None]:
+    """Let runs record three of the installed distributions: to write the bill of all takes half of a small run's time."""
+    found = {name: each for name, each in environment._installed().items() if name in DISTRIBUTIONS}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(environment, "_installed", lambda: found)
+        environment.environment.cache_clear()
+        yield
+    environment.environment.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_distributions() -> Iterator[None]:
+    """Runs record three of the installed distributions."""
+    with _few_distributions():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def reused_copies() -> Iterator[None]:
+    """One audit after the other copies its database to one place, and MLflow reads its own migrations once."""
+    tracking.set_up_client()
+    from mlflow.store.db import utils
+
+    from vantage.ledger.to_mlflow import audited_runs
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(audited_runs, "tempfile", SimpleNamespace(TemporaryDirectory=ReusedFolder))
+        patched.setattr(utils, "_get_latest_schema_revision", cache(utils._get_latest_schema_revision))
+        yield
+    forget_databases()
+    ReusedFolder.remove()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,11 @@ def device(path: Path) -> None:
 
 def text(content: str) -> Callable[[Path], None]:
     return lambda path: (path.write_text(content), None)[1]
+
+
+def nested(depth: int) -> list[object]:
+    """Lists within one another."""
+    return [] if depth == 1 else [nested(depth - 1)]
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -91,6 +97,22 @@ def test_a_hostile_example_is_a_finding(folder: Path, damage: Callable[[Path], N
     example.write_text("[]")
     damage(example)
     assert found in next(example_problems(folder))
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        ("a: &a [1]\nb: &b {c: 2.0}", {"a": [1], "b": {"c": 2.0}}),
+        ("a: !!str 1\n'a': 2", {"a": 2}),
+        ("{a: yes, b: 1_000, c: 0o17, d: ~, e: 2026-11-29}", {"a": True, "b": 1000, "c": "0o17", "d": None, "e": date(2026, 11, 29)}),
+        ("[" * 40 + "]" * 40, nested(40)),
+        ("[" * 60 + "]" * 60, nested(60)),
+    ],
+)  # fmt: skip
+def test_a_plain_text_is_read_by_either_loader(tmp_path: Path, content: str, value: object) -> None:
+    file = tmp_path / "a"
+    file.write_text(content)
+    assert small_yaml(file) == value
 
 
 def test_what_publishing_writes_is_read(tmp_path: Path) -> None:

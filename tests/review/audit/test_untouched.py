@@ -14,6 +14,9 @@ from tests.review.audit.conftest import STAGES, run_once, write_recipe
 from tests.review.audit.tampering import Case, found
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.flows.garbage_collection import collect
+from vantage.review.audit import served
+from vantage.review.audit.evidence import Evidence
+from vantage.review.audit.mlflow_copies import problems_of_folder
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -123,6 +126,47 @@ def test_a_second_run_that_reuses_all_agrees_and_so_does_the_first(
         assert (found(report), found(report, "unchecked"), report.exit_code) == ([], [], 0)
     assert len(report.runs) == 1
     assert case.audit("fake@champion").exit_code == 0
+
+
+def test_mlflow_is_asked_nothing_twice_and_each_copy_is_read_once(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's weights are read where MLflow loads them, and here too, since the workspace was moved."""
+    asked: list[tuple[str, str, str]] = []
+    read: list[Path] = []
+
+    def recorded(name: str) -> Callable[..., object]:
+        ask = getattr(MlflowClient, name)
+        return lambda client, *args, **named: (
+            asked.append((name, str(args), str(named))),
+            ask(client, *args, **named),
+        )[1]
+
+    def reading(evidence: Evidence, folder: Path, *others: object) -> object:
+        read.extend([folder] if folder.is_dir() else [])
+        return problems_of_folder(evidence, folder, *others)  # type: ignore[arg-type]
+
+    names = (
+        "get_experiment",
+        "get_experiment_by_name",
+        "get_run",
+        "search_runs",
+        "get_metric_history",
+        "get_logged_model",
+        "search_model_versions",
+        "get_model_version",
+        "get_model_version_by_alias",
+        "get_model_version_download_uri",
+    )
+    for name in names:
+        monkeypatch.setattr(MlflowClient, name, recorded(name))
+    monkeypatch.setattr(served, "problems_of_folder", reading)
+    assert case.audit().exit_code == 0
+    assert sorted(asked) == sorted(set(asked))
+    assert len(asked) > len(names)
+    copies = [case.copy_of(name) for name in ("fake", "fake-reward")]
+    moved = [case.original / "workspace" / each.relative_to(case.workspace.root) for each in copies]
+    assert sorted(read) == sorted([*copies, *moved])
 
 
 def test_a_read_only_copy_can_be_audited(case: Case) -> None:
