@@ -147,8 +147,11 @@ def test_a_remote_address_that_no_run_recorded_is_not_fetched(
     case: Case, served: Callable[[], tuple[str, list[str]]]
 ) -> None:
     address, requests = served()
-    case.sql("UPDATE model_versions SET storage_location = ? WHERE name = 'fake'", f"{address}/models")
-    assert_wrong(case.audit("fake/1"), f"MLflow loads it from {address}/models")
+    place = f"{address}/api/2.0/mlflow-artifacts/artifacts/models"  # as MLflow's own servers have it, which it would ask
+    case.sql("UPDATE model_versions SET storage_location = ? WHERE name = 'fake'", place)
+    report = case.audit("fake/1")
+    assert_wrong(report, f"MLflow loads it from {place}")
+    assert_wrong(report, "it was not fetched")
     assert requests == []
 
 
