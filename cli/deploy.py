@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.app import DEFAULT_WORKSPACE, AsJson, Place, Set, Source, Verbose
 from vantage.cli.output import explained, print_json, workspace_at
 
@@ -143,13 +144,21 @@ def undeploy(
     ],
     verbose: Verbose = False,
 ) -> None:
-    """Remove a deployment from Prefect, with its schedule and automations; its runs and artifacts stay."""
+    """Remove a deployment from Prefect, with its schedule and automations, once none of its runs is under way; its runs and artifacts stay."""
     with explained(verbose):
         _quiet(verbose)
         from vantage.flows.pools.pipelines import remove
 
         with _client() as client:
-            remove(client, name)
+            under_way = remove(client, name)
+        if under_way:
+            typer.echo(
+                f"vantage: {name} is not removed, since Prefect would never show the end of its runs that are under way: "
+                f"{', '.join(under_way)}. Its schedule is removed; when they have ended, or after `vantage cancel RUN`, run this "
+                "command again",
+                err=True,
+            )
+            raise typer.Exit(ExitCode.RESUME)
         typer.echo(f"removed {name}")
 
 

@@ -11,7 +11,14 @@ from uuid import UUID
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterTags,
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES
@@ -279,8 +286,11 @@ def registered(client: SyncPrefectClient) -> list[DeploymentResponse]:
     return sorted(client.read_deployments(deployment_filter=tagged), key=lambda each: each.name)
 
 
-def remove(client: SyncPrefectClient, name: str) -> None:
-    """Remove a deployment and its automations; its runs stay.
+def remove(client: SyncPrefectClient, name: str) -> list[str]:
+    """Remove a deployment and its automations; its runs stay. Where some are under way, remove its schedules alone, and return their names.
+
+    After a deployment with a limit of runs is gone, Prefect (3.x) answers 500 to every new state of its runs: they would be shown as
+    running for ever, and those that a worker has taken would never begin.
 
     Raises:
         ValueError: there is none of this name.
@@ -292,8 +302,24 @@ def remove(client: SyncPrefectClient, name: str) -> None:
         raise ValueError(
             f"there is no deployment {name} (known: {known}); name one that `vantage deployments` lists"
         ) from None
+    _remove_schedules(client, name)
+    if under_way := _under_way(client, deployment.id):
+        return under_way
     _remove_automations(client, deployment.id)
     client.delete_deployment(deployment.id)
+    return []
+
+
+def _under_way(client: SyncPrefectClient, deployment: UUID) -> list[str]:
+    """Return the names of a deployment's runs that a worker has taken and that have not ended."""
+    states = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+    found = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states)),
+        )
+    )
+    return sorted(run.name for run in found)
 
 
 def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:

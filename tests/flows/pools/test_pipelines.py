@@ -242,8 +242,34 @@ def test_a_new_run_has_the_earlier_ones_save_and_end(
         "first": StateType.CANCELLING,
         **dict.fromkeys(("elsewhere", "this", "later"), StateType.RUNNING),
     }
+    for run in runs.values():
+        client.set_flow_run_state(run.id, State(type=StateType.COMPLETED), force=True)
     for name in ("fake", "other"):
-        remove(client, name)
+        assert remove(client, name) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "CANCELLING"])
+def test_it_stays_until_its_last_run_has_ended(
+    client: "SyncPrefectClient", recipe_file: Path, state: str
+) -> None:
+    """Prefect refuses every state of a run whose deployment, with a limit of runs, is gone."""
+    from prefect.client.schemas.objects import State, StateType
+
+    identity = register(client, pipeline(recipe_file, interval=3600.0))
+    run = client.create_flow_run_from_deployment(identity, name="0007-fake")
+    client.set_flow_run_state(run.id, State(type=StateType.PENDING))
+    if state != "PENDING":
+        client.set_flow_run_state(run.id, State(type=StateType(state)), force=True)
+    assert remove(client, "fake") == ["0007-fake"]
+    [found] = registered(client)
+    assert found.schedules == []
+    assert len(client.read_automations()) == 3
+    ended = StateType.CANCELLED if state == "CANCELLING" else StateType.COMPLETED
+    client.set_flow_run_state(run.id, State(type=ended))
+    assert client.read_flow_run(run.id).state_type == ended
+    assert remove(client, "fake") == []
+    assert (registered(client), client.read_automations()) == ([], [])
 
 
 @pytest.mark.slow
