@@ -5,7 +5,9 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -246,6 +248,36 @@ def test_a_new_run_has_the_earlier_ones_save_and_end(
         client.set_flow_run_state(run.id, State(type=StateType.COMPLETED), force=True)
     for name in ("fake", "other"):
         assert remove(client, name) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "done"),
+    [
+        (["COMPLETED", "FAILED"], ["schedule", "automations", "deployment"]),
+        (["COMPLETED", "PENDING"], ["schedule"]),
+        (["RUNNING"], ["schedule"]),
+        (["CANCELLING"], ["schedule"]),
+        ([], ["schedule", "automations", "deployment"]),
+    ],
+)
+def test_with_runs_under_way_its_schedule_alone_is_removed(states: list[str], done: list[str]) -> None:
+    identity, calls = uuid4(), []
+
+    def read_flow_runs(flow_run_filter: Any) -> list[Any]:
+        assert flow_run_filter.deployment_id.any_ == [identity]
+        asked = {each.value for each in flow_run_filter.state.type.any_}
+        return [SimpleNamespace(name=f"run {state}") for state in states if state in asked]
+
+    deployment = SimpleNamespace(id=identity, schedules=[SimpleNamespace(id=uuid4())])
+    client: Any = SimpleNamespace(
+        read_deployment_by_name=lambda name: deployment,
+        read_flow_runs=read_flow_runs,
+        delete_deployment_schedule=lambda *_: calls.append("schedule"),
+        delete_resource_owned_automations=lambda _: calls.append("automations"),
+        delete_deployment=lambda _: calls.append("deployment"),
+    )
+    under_way = [f"run {state}" for state in states if state not in ("COMPLETED", "FAILED")]
+    assert (remove(client, "fake"), calls) == (under_way, done)
 
 
 @pytest.mark.slow
