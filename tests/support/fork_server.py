@@ -301,7 +301,7 @@ class Forked(_popen):  # type: ignore[type-arg]
     """A process as ``subprocess.Popen`` has it, which was forked instead of executed."""
 
     server_of_children: ForkServer
-    """What forks those of ``CHILDREN`` that are started without a ``server``."""
+    """The fork server for those of ``CHILDREN`` that are started without a ``server``."""
 
     def __init__(self, args: Any, *values: Any, server: ForkServer | None = None, **options: Any) -> None:
         """Start the command as ``subprocess.Popen`` does; ``server`` forks it."""
