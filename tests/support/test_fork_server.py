@@ -177,7 +177,7 @@ def test_packages_are_those_to_which_its_path_leads(server: ForkServer, tmp_path
 def stand_in(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., subprocess.Popen[str]]:
-    """Start a program that stands for ``main``."""
+    """Start the stand-in program, which asks for a fork in place of ``main``."""
     monkeypatch.setenv(ADDRESS, str(tmp_path / "forks"))
     server.listen()
 
