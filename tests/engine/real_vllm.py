@@ -247,16 +247,31 @@ def test_bfloat16_holds_within_its_bound(tmp_path: Path) -> None:
     engine.close()
 
 
+def names_as_given(network: torch.nn.Module) -> set[str]:
+    """Return the parameters of vLLM's model that it holds as they were given: a packed matrix leaves an empty one, and its bias in float32."""
+    return {
+        name
+        for name, weight in network.named_parameters()
+        if weight.numel() and weight.dtype == torch.bfloat16
+    }
+
+
+@pytest.mark.parametrize("packs", [False, True], ids=["as-given", "as-this-CPU-packs"])
 def test_a_small_update_that_bfloat16_hides_is_found_by_checksums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All parameters of vLLM agree, joined ones and biases too; an update that does not arrive is below the bound of log-probabilities."""
+    """The parameters that vLLM holds as they were given agree, joined ones and biases too; an update that does not arrive is below the bound of log-probabilities."""
+    if not packs:  # what a CPU packs differs from one to the next: a GPU packs none
+        monkeypatch.setattr("vllm.model_executor.layers.utils.check_cpu_sgl_kernel", lambda *shape: False)
+        monkeypatch.setattr("vllm._custom_ops._supports_onednn", False)
     policy, _, engine = engine_at(model(tmp_path / "model", "qwen"), precision="bfloat16")
     engine.generate(PROMPTS, count=1, seed=1)
     assert engine._vllm is not None
-    held = engine._vllm.checksums()
-    assert held is not None and engine._checksums._known[""] == held.keys()
-    assert "model.layers.1.self_attn.qkv_proj.bias" in held
+    held, known = engine._vllm.checksums(), engine._checksums._known[""]
+    as_given = engine._vllm._llm.apply_model(names_as_given)[0]
+    assert held is not None and known == as_given and "lm_head.weight" in known
+    if not packs:
+        assert known == held.keys() and "model.layers.1.self_attn.qkv_proj.bias" in known
 
     def hash_alone(self: RunningVllm, weights: Any, hashed: Any) -> None:
         for name, weight in weights.items():
@@ -265,7 +280,9 @@ def test_a_small_update_that_bfloat16_hides_is_found_by_checksums(
     with monkeypatch.context() as patch:
         patch.setattr(RunningVllm, "push", hash_alone)
         moved(policy, 1e-4)
-        with pytest.raises(WeightsDiffer, match=r"the sha256 of \d+ of the 17 that agreed before differ"):
+        with pytest.raises(
+            WeightsDiffer, match=rf"the sha256 of \d+ of the {len(known)} that agreed before differ"
+        ):
             engine.take_weights(policy.causal_lm.named_parameters())
     engine.take_weights(policy.causal_lm.named_parameters())
     engine.close()
