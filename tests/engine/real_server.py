@@ -17,15 +17,18 @@ import torch
 
 from tests.engine.real_vllm import PROMPTS, model, moved, moved_adapters, worst_gap
 from tests.tasks.conftest import Pipeline
+from tests.tasks.distillation_jobs import VERIFIER, job_in
 from vantage.ledger.journal import read
 from vantage.models.adapters import Adaptation, add_adapters
 from vantage.models.folders import load_policy, load_tokenizer
 from vantage.models.policy import PolicyModel
+from vantage.schemas.recipe.called_server import TeacherServer
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.lora import Lora
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
+from vantage.tasks.rewards.model_scores import TokenizersDiffer
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.own_servers import close_own_servers
@@ -35,6 +38,7 @@ from vantage.tasks.rollout.vllm_server import ServerRefused, VllmServer
 from vantage.tasks.rollout.vllm_worker import VantageWorker
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
+from vantage.tasks.updates.teacher_server import ServedTeacher
 
 START_SECONDS = 240.0
 KEY = "a-key-of-this-test"
@@ -239,3 +243,31 @@ def test_a_whole_stage_samples_with_a_real_server(tmp_path: Path) -> None:
         _, _, engine = engine_at(folder, url, tmp_path)
         with pytest.raises(ServerRefused, match=r"another model than the policy: .*hidden_size|vocab_size"):
             engine.generate(PROMPTS, count=1, seed=1)
+
+
+@pytest.mark.timeout(900)
+def test_a_real_server_teaches_as_the_teacher_in_process(tmp_path: Path) -> None:
+    """Whole distillations: the KL of each rollout, and at the end; a student with another tokenizer is refused."""
+    pipeline = Pipeline(tmp_path / "pipeline", width=128)
+    changes: dict[str, Any] = {"kl": "sampled", "reward": VERIFIER}
+    held = job_in(pipeline, tmp_path / "held", **changes)
+    expected, of_held = run_stage(held), _losses(held)
+    raw = ("--served-model-name", "large", "--logprobs-mode", "raw_logprobs")  # the last mode counts
+    with serving(pipeline.folder("sft"), more=raw) as url:
+        teacher = TeacherServer(url=url, model="large", api_key_variable="ENGINE_KEY")
+        plain = job_in(pipeline, tmp_path / "asked", **changes)
+        work: Any = plain.work.model_copy(update={"teacher": None, "teacher_server": teacher})
+        inputs = {role: folder for role, folder in plain.inputs.items() if role != "teacher"}
+        asked: Any = plain.model_copy(update={"work": work, "inputs": inputs})
+        found = run_stage(asked)
+        assert of_held[0] > 0.1 and _losses(asked) == pytest.approx(of_held, abs=1e-5)
+        assert found.metrics["kl_to_teacher"] == pytest.approx(expected.metrics["kl_to_teacher"], abs=1e-5)
+        tokenizer = load_tokenizer(pipeline.folder("sft"))
+        tokenizer.add_tokens(["What"])
+        with pytest.raises(TokenizersDiffer, match=r"large has another tokenizer .* 'What is 17"):
+            ServedTeacher(asked).prove(tokenizer)
+
+
+def _losses(job: Any) -> list[float]:
+    """Return ``reverse_kl`` of each rollout."""
+    return [entry.metrics["reverse_kl"] for entry in read(job.scratch / JOURNAL)]

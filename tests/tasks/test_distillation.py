@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.tasks.distillation_jobs import VERIFIER, job_in
 from tests.tasks.kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
 from vantage.ledger.journal import read
 from vantage.models.adapter_check import WEIGHTS
@@ -26,12 +27,8 @@ from vantage.schemas.metric_names import (
     UNCOMPILED,
     WATCHED,
 )
-from vantage.schemas.recipe.distillation import Distillation
 from vantage.schemas.recipe.lora import Lora
-from vantage.schemas.recipe.rewards import MissingEos, Reward
 from vantage.schemas.recipe.stage import Gate
-from vantage.schemas.recipe.terms import ModelTerm, VerifierTerm
-from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
 from vantage.schemas.records.verdicts import check_gate
 from vantage.tasks.distillation import DistillationState, run
@@ -40,38 +37,6 @@ from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from vantage.tasks.rollout.selection import Selection
 from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.training.stage_state import state_from_json
-
-WORK = Distillation(
-    kind="distillation",
-    init="model",
-    teacher="sft",
-    reward="main",
-    prompts="prompts",
-    batch_size=16,
-    minibatch_size=8,
-    iterations=4,
-    validate_every=2,
-    validation_samples=16,
-    learning_rate=1e-3,
-    checkpoint_every=2,
-)
-VERIFIER = Reward(terms=(VerifierTerm(verifier="arithmetic"),))
-MODEL = Reward(terms=(ModelTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))
-
-
-def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: Any) -> StageJob:
-    work = WORK.model_copy(update=changes)
-    scored = {"reward.main.0": "reward"} if reward is MODEL else {}
-    inputs = pipeline.inputs({"init": work.init, "teacher": work.teacher, "prompts": "prompts"} | scored)
-    changes_of_job = {
-        "name": "student",
-        "work": work,
-        "inputs": inputs,
-        "digests": pipeline.digests(inputs),
-        "rewards": {"main": reward},
-    }
-    job: StageJob = pipeline.job("sft", folder=folder).model_copy(update=changes_of_job)
-    return job
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from tests.support.every import every
 from tests.support.fake_vllm_server import FakeServer, serving
+from tests.tasks.distillation_jobs import VERIFIER, job_in
 from tests.tasks.kills import killed_in
-from tests.tasks.test_distillation import VERIFIER, job_in
 from tests.tasks.test_stages_by_oracle import last_weights
 from vantage.ledger.journal import read
 from vantage.models.folders import load_policy, load_tokenizer

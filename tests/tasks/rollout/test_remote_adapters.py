@@ -86,6 +86,20 @@ def test_a_restarted_server_gets_the_base_again_and_one_that_forgot_the_adapter_
     assert engine_metrics()["engine_failures"] >= 1
 
 
+def test_a_server_that_has_the_base_gets_the_adapter_alone_beside_one_that_restarted(
+    pipeline: Any, servers: list[FakeServer]
+) -> None:
+    policy, codec, prompts = adapted_parts(pipeline)
+    engine = engine_of(policy, codec, servers)
+    engine.generate(prompts, count=2, seed=1)
+    servers[0].stop()
+    servers[0].start()
+    moved_adapters(policy, 0.2)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    (base, adapter, *again), kept = (server.seen.sent for server in servers)
+    assert again == [base, adapter] and kept == [base, adapter, adapter]
+
+
 @pytest.mark.parametrize(
     "by, fault, message",
     [
