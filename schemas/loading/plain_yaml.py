@@ -35,6 +35,10 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INVALID_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 _GLUED = re.compile(r"\s*[A-Za-z_][\w.]*:[^\s/].*")
 """A field and its value without a space between them."""
+_UNQUOTED = re.compile(
+    r"expected ',' or '[]}]', but got '(\?)'|found character '([%@`|>])' that cannot start any token"
+)
+"""PyYAML's messages where a text needs quotes. It refuses a question mark inside [ ] and { }, which YAML 1.2 allows."""
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """Line breaks of YAML 1.1, which the line numbers of its events count."""
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -266,6 +270,9 @@ def _known_mistake(said: str, line: int, text: str) -> Problem | None:
     if "could not find expected ':'" in said and glued is not None:
         word = lines[glued].strip().partition(":")[0]  # its value may be a secret
         return Problem((), f"{word}: has no space after its colon", f"write `{word}: …`", glued + 1)
+    if unquoted := _UNQUOTED.fullmatch(said):
+        has = "holds ?" if unquoted[1] else f"begins with {unquoted[2]}"
+        return Problem((), f"is not YAML: a text without quotes {has}", "put the text in quotes", line + 1)
     if not said.startswith("expected <block end>"):
         return None
     if said.endswith(("'?'", "'-'")):

@@ -106,6 +106,22 @@ def test_a_syntax_error_has_its_line() -> None:
     )
 
 
+@every(
+    ("line", "said"),
+    [
+        ("{right: Is it right?, kind: no}", "holds ?"),
+        ("[Is it right?]", "holds ?"),
+        ("{right: @this}", "begins with @"),
+        ("%this", "begins with %"),
+    ],
+)
+def test_a_text_that_needs_quotes_is_named(line: str, said: str) -> None:
+    assert (
+        refusal(f"a: 1\nb: {line}\n")
+        == f"2: is not YAML: a text without quotes {said}; put the text in quotes"
+    )
+
+
 def test_a_control_character_has_its_line() -> None:
     assert refusal("a: 1\nb: \x07\n") == "2: holds the control character 0x07; remove it"
 
