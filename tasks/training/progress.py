@@ -213,12 +213,18 @@ class Pace:
             marks.popleft()
 
     def seconds_left(self, step: int, total: int, now: float) -> float | None:
-        """Return seconds from ``now`` to step ``total``; None if no step has been measured, or none is left."""
+        """Return seconds from ``now`` to step ``total``; None if no step has been measured, none is left, or the last one takes longer
+        than those before it: nothing tells how much longer.
+        """
         if len(self._marks) < 2 or step >= total:
             return None
         (first_at, first), (last_at, last) = self._marks[0], self._marks[-1]
         seconds_a_step = (last_at - first_at) / (last - first)
-        of_this_step = max(seconds_a_step - (now - last_at), 0.0)
+        of_this_step = seconds_a_step - (now - last_at)
+        if of_this_step < 0:  # the pace will be this one if it ends now
+            if step == total - 1:
+                return None
+            of_this_step, seconds_a_step = 0.0, (now - first_at) / (last - first + 1)
         return of_this_step + seconds_a_step * (total - step - 1)
 
 

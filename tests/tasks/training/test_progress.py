@@ -191,12 +191,14 @@ def test_time_left_is_told_at_the_pace_of_the_newest_steps() -> None:
     pace.mark(1, 150.0)
     assert pace.seconds_left(1, 14, 150.0) == pytest.approx(1300)
     assert pace.seconds_left(1, 14, 190.0) == pytest.approx(1260)
-    assert pace.seconds_left(1, 14, 900.0) == pytest.approx(1200), (
-        "an iteration that takes long is nearly over"
+    assert pace.seconds_left(1, 14, 900.0) == pytest.approx(12 * (100 + 750) / 2), (
+        "an iteration that takes long is nearly over, and changes the pace"
     )
     for step in range(2, 14):
         pace.mark(step, 50.0 + 100.0 * step)
     assert pace.seconds_left(13, 14, 1350.0) == pytest.approx(100)
+    assert pace.seconds_left(13, 14, 1449.0) == pytest.approx(1)
+    assert pace.seconds_left(13, 14, 1451.0) is None, "nothing tells how long the last one still takes"
     pace.mark(14, 1450.0)
     assert pace.seconds_left(14, 14, 1450.0) is None
 
