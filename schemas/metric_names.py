@@ -26,8 +26,16 @@ ENGINE = ("sampled_weights", "engine_gap", "stale_responses", "engine_failures")
 """Metrics of an engine that holds a copy of the policy's weights."""
 OF_SERVERS = ("judge_asked", "judge_failed_calls")
 """Metrics of requests to judges and reward servers: a stage that is resumed or run again has fewer of them."""
+UNREADABLE_SHARE = "judge_unreadable_share"
 ANSWERS = (
-    *("judge_answers", "judge_unreadable", "judge_tokens", "judge_cost", "judge_probability"),
+    *(
+        "judge_answers",
+        "judge_unreadable",
+        UNREADABLE_SHARE,
+        "judge_tokens",
+        "judge_cost",
+        "judge_probability",
+    ),
     *OF_SERVERS,
 )
 """Metrics of a reward with a judge or a reward server."""

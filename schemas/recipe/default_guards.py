@@ -6,7 +6,7 @@ Which of them a policy stage has follows from the switches of its algorithm, and
 from dataclasses import dataclass
 from typing import Literal
 
-from vantage.schemas.metric_names import INITIAL_AGREEMENT_LOW
+from vantage.schemas.metric_names import INITIAL_AGREEMENT_LOW, UNREADABLE_SHARE
 from vantage.schemas.recipe.guards import OFF, WATCH_FALLS, Guard
 from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import PolicyOptimization, WatchedRollouts
@@ -103,6 +103,10 @@ DEFAULTS: tuple[Default, ...] = (
     Default(
         Guard(metric="reward_disagreement", rises_by="200%", over=3), (POLICY,),
         "members of an ensemble differ most where they know least (arXiv 2310.02743); the bound is ours",
+    ),
+    Default(
+        Guard(metric=UNREADABLE_SHARE, above=0.5, over=2), (VALUE, POLICY, BEST, DISTILLED),
+        "most scores are the constant that the recipe gives for an unreadable answer then; the bound is ours",
     ),
     Default(
         Guard(metric="watch_lost", above=0.1, over=2), (POLICY, BEST, DISTILLED),

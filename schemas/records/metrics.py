@@ -146,6 +146,10 @@ METRICS: tuple[Metric, ...] = (
         "judge_unreadable", "answers",
         "Those of them from which no scores could be read; the question was asked again, or `unreadable` of the recipe applied.",
     ),
+    Metric(
+        "judge_unreadable_share", "1",
+        "judge_unreadable / judge_answers. Near 1 nearly all scores are the number that the recipe gives for `unreadable`.",
+    ),
     Metric("judge_tokens", "tokens", "Tokens of the questions to judges and teachers, and of these answers, as the servers count them."),
     Metric("judge_cost", "price", "Cost of these tokens by the recipe's `price`; 0 without one."),
     Metric(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vantage.schemas.metric_names import UNREADABLE_SHARE
 from vantage.tasks.training import ranks
 
 
@@ -74,5 +75,6 @@ def answer_metrics() -> dict[str, float]:
         return {}
     names = ("asked", "failed_calls", "answers", "unreadable", "tokens", "cost")
     found = {f"judge_{name}": value for name, value in zip(names, total[1:7], strict=True)}
+    found[UNREADABLE_SHARE] = found["judge_unreadable"] / found["judge_answers"]
     weighed, probability = total[7:]
     return {**found, "judge_probability": probability / weighed} if weighed else found

@@ -267,7 +267,8 @@ def test_an_unreadable_answer_is_asked_for_again(server: FakeJudge, tmp_path: Pa
     server.faults.unreadable = lambda text, time: "I would rather not." if time < 2 else None
     found = scored(load(tmp_path, judge(server)))
     assert found["judge"] == [float(points(question(row))) for row in range(24)]
-    assert answer_metrics()["judge_unreadable"] == 48
+    metrics = answer_metrics()
+    assert metrics["judge_unreadable"] == 48 and metrics["judge_unreadable_share"] == 48 / 72
     assert len(list(answers_in(tmp_path / KEPT))) == 72
 
 

@@ -34,6 +34,7 @@ HEALTHY = {
     "effective_sample_share": 0.95,
     "grad_norm_policy": 1.0,
     "uniform_group_share": 0.3,
+    "judge_unreadable_share": 0.1,
 }
 ONSET, LENGTH = 20, 40
 
@@ -51,6 +52,7 @@ COLLAPSES: dict[str, tuple[dict[str, float], str]] = {
     "most tokens are clipped": ({"clip_fraction": 0.8}, "clip_fraction"),
     "a few tokens have all the weight": ({"effective_sample_share": 0.1}, "effective_sample_share"),
     "gradients explode": ({"grad_norm_policy": 40.0}, "grad_norm_policy"),
+    "a judge answers in other words": ({"judge_unreadable_share": 0.9}, "judge_unreadable_share"),
     "groups have no contrast": ({"uniform_group_share": 1.2}, "uniform_group_share"),
 }
 
