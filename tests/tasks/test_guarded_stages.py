@@ -12,7 +12,7 @@ from tests.support.slow import slow
 from tests.tasks.kills import killed_in
 from tests.tasks.test_extended_stages import FAST, SLOW
 from vantage.ledger.journal import read
-from vantage.schemas.metric_names import ENSEMBLE, NONFINITE, OF_MACHINE
+from vantage.schemas.metric_names import ENSEMBLE, NONFINITE, OF_MACHINE, UNREADABLE_SHARE
 from vantage.schemas.recipe.default_guards import guards_of
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.stage import Training
@@ -158,7 +158,7 @@ def test_the_defaults_only_warn_and_are_about_curves_of_the_stage(pipeline: Any,
     assert {guard.action for guard in guards} == {"warn"}
     run_stage(job)
     reported = {metric for entry in read(job.scratch / JOURNAL) for metric in entry.metrics}
-    assert {guard.metric for guard in guards} - {*NONFINITE, *ENSEMBLE} <= reported
+    assert {guard.metric for guard in guards} - {*NONFINITE, *ENSEMBLE, UNREADABLE_SHARE} <= reported
 
 
 def test_a_default_that_fires_is_recorded_and_seals_nothing(
