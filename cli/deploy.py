@@ -144,7 +144,7 @@ def undeploy(
     ],
     verbose: Verbose = False,
 ) -> None:
-    """Remove a deployment from Prefect, with its schedule and automations, once none of its runs is under way; its runs and artifacts stay."""
+    """Remove a deployment from Prefect, with its schedule and automations, once all its runs have ended; the runs and artifacts stay."""
     with explained(verbose):
         _quiet(verbose)
         from vantage.flows.pools.pipelines import remove
@@ -153,9 +153,9 @@ def undeploy(
             under_way = remove(client, name)
         if under_way:
             typer.echo(
-                f"vantage: {name} is not removed, since Prefect would never show the end of its runs that are under way: "
-                f"{', '.join(under_way)}. Its schedule is removed; when they have ended, or after `vantage cancel RUN`, run this "
-                "command again",
+                f"vantage: {name} is not removed, since these runs of it have not ended, and Prefect could not end them without it: "
+                f"{', '.join(under_way)}. No schedule or alias starts it any more. Run this command again when they have ended; "
+                "`vantage cancel RUN` stops one that is running, and Prefect's page cancels one that waits",
                 err=True,
             )
             raise typer.Exit(ExitCode.RESUME)

@@ -61,6 +61,11 @@ def alias_automation(flow: str, name: str, deployment: UUID, target: str) -> Aut
     )
 
 
+def starts_on_a_movement(automation: AutomationCore) -> bool:
+    """Return whether an automation starts something when an alias moves."""
+    return MOVED in getattr(automation.trigger, "expect", ())
+
+
 def alias_of(tags: list[str] | None) -> str | None:
     """Return the alias that starts the deployment with these tags; None: no alias does."""
     return next((tag.removeprefix(ON_TAG) for tag in tags or [] if tag.startswith(f"{ON_TAG}")), None)

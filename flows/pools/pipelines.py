@@ -17,9 +17,15 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
     FlowRunFilterState,
+    FlowRunFilterStateName,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, StateType
+from prefect.client.schemas.objects import (
+    TERMINAL_STATES,
+    ConcurrencyLimitStrategy,
+    ConcurrencyOptions,
+    StateType,
+)
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES
 from prefect.events.actions import ChangeFlowRunState, RunDeployment
@@ -28,7 +34,13 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
-from vantage.flows.pools.alias_triggers import ON_TAG, alias_automation, alias_trigger, checked_alias
+from vantage.flows.pools.alias_triggers import (
+    ON_TAG,
+    alias_automation,
+    alias_trigger,
+    checked_alias,
+    starts_on_a_movement,
+)
 from vantage.flows.pools.deployments import check_name, require_pool
 from vantage.flows.pools.job_variables import ENVIRONMENT
 from vantage.flows.pools.schedules import schedule_of
@@ -287,10 +299,11 @@ def registered(client: SyncPrefectClient) -> list[DeploymentResponse]:
 
 
 def remove(client: SyncPrefectClient, name: str) -> list[str]:
-    """Remove a deployment and its automations; its runs stay. Where some are under way, remove its schedules alone, and return their names.
+    """Remove a deployment and its automations; its runs stay.
 
-    After a deployment with a limit of runs is gone, Prefect (3.x) answers 500 to every new state of its runs: they would be shown as
-    running for ever, and those that a worker has taken would never begin.
+    While runs of it are under way, remove only what starts new ones, and return the names and states of these runs. Without
+    their deployment, Prefect (3.x) would show running ones as running for ever, if the deployment has a limit of runs, and
+    would never start those that wait for a worker, an earlier run or a person.
 
     Raises:
         ValueError: there is none of this name.
@@ -303,6 +316,9 @@ def remove(client: SyncPrefectClient, name: str) -> list[str]:
             f"there is no deployment {name} (known: {known}); name one that `vantage deployments` lists"
         ) from None
     _remove_schedules(client, name)
+    for automation in client.read_resource_related_automations(_resource(deployment.id)):
+        if starts_on_a_movement(automation):
+            client.delete_automation(automation.id)
     if under_way := _under_way(client, deployment.id):
         return under_way
     _remove_automations(client, deployment.id)
@@ -311,15 +327,22 @@ def remove(client: SyncPrefectClient, name: str) -> list[str]:
 
 
 def _under_way(client: SyncPrefectClient, deployment: UUID) -> list[str]:
-    """Return the names of a deployment's runs that a worker has taken and that have not ended."""
-    states = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+    """Return the names and states of a deployment's runs that have not ended, except those that Prefect removes with it.
+
+    It removes those that were scheduled and never taken by a worker. ``AwaitingConcurrencySlot``, ``AwaitingRetry`` and
+    ``Resuming`` are of the type SCHEDULED too; these runs would stay, and never go on.
+    """
+    states = [each for each in StateType if each not in TERMINAL_STATES]
     found = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(
             deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states)),
+            state=FlowRunFilterState(
+                type=FlowRunFilterStateType(any_=states),
+                name=FlowRunFilterStateName(not_any_=["Scheduled", "Late"]),
+            ),
         )
     )
-    return sorted(run.name for run in found)
+    return sorted(f"{run.name} ({run.state_name})" for run in found)
 
 
 def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
@@ -332,7 +355,7 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
     heartbeat = f"{_EVENT}heartbeat"
     ends = {f"{_EVENT}{state}" for state in ("Crashed", "Suspended", *(name for _, name in STATES.values()))}
     of_deployment = ResourceSpecification(
-        {"prefect.resource.role": "deployment", "prefect.resource.id": f"prefect.deployment.{deployment}"}
+        {"prefect.resource.role": "deployment", "prefect.resource.id": _resource(deployment)}
     )
     running = f"{_EVENT}Running"
     taken = {f"{_EVENT}{state}" for state in ("Pending", "Submitting")}
@@ -358,7 +381,7 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
             description=description,
             trigger=trigger,
             actions=[ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message)],
-            owner_resource=f"prefect.deployment.{deployment}",
+            owner_resource=_resource(deployment),
         )
 
     crashed = EventTrigger(
@@ -395,7 +418,7 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
             description="A crashed pipeline is started again, and goes on with its run.",
             trigger=crashed,
             actions=[again],
-            owner_resource=f"prefect.deployment.{deployment}",
+            owner_resource=_resource(deployment),
         ),
     ]
 
@@ -432,7 +455,12 @@ def _remove_schedules(client: SyncPrefectClient, name: str) -> None:
 
 
 def _remove_automations(client: SyncPrefectClient, deployment: UUID) -> None:
-    client.delete_resource_owned_automations(f"prefect.deployment.{deployment}")
+    client.delete_resource_owned_automations(_resource(deployment))
+
+
+def _resource(deployment: UUID) -> str:
+    """Return the name by which Prefect's events and automations refer to a deployment."""
+    return f"prefect.deployment.{deployment}"
 
 
 def as_prefect_yaml(pipeline: Pipeline) -> str:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from vantage.cli.deploy import _described
+from vantage.flows.pools.alias_triggers import alias_automation
 from vantage.flows.pools.pipelines import (
     as_prefect_yaml,
     automations_of,
@@ -253,51 +254,88 @@ def test_a_new_run_has_the_earlier_ones_save_and_end(
 @pytest.mark.parametrize(
     ("states", "done"),
     [
-        (["COMPLETED", "FAILED"], ["schedule", "automations", "deployment"]),
-        (["COMPLETED", "PENDING"], ["schedule"]),
-        (["RUNNING"], ["schedule"]),
-        (["CANCELLING"], ["schedule"]),
-        ([], ["schedule", "automations", "deployment"]),
+        (["Completed", "Failed"], ["schedule", "on alias", "automations", "deployment"]),
+        (["Completed", "Pending"], ["schedule", "on alias"]),
+        (["Running"], ["schedule", "on alias"]),
+        (["Cancelling"], ["schedule", "on alias"]),
+        (["Suspended"], ["schedule", "on alias"]),
+        (["AwaitingConcurrencySlot"], ["schedule", "on alias"]),
+        (["Late", "Scheduled"], ["schedule", "on alias", "automations", "deployment"]),
+        ([], ["schedule", "on alias", "automations", "deployment"]),
     ],
 )
-def test_with_runs_under_way_its_schedule_alone_is_removed(states: list[str], done: list[str]) -> None:
+def test_with_runs_under_way_only_what_starts_others_is_removed(states: list[str], done: list[str]) -> None:
     identity, calls = uuid4(), []
+    types = {"Suspended": "PAUSED", **dict.fromkeys(("AwaitingConcurrencySlot", "Late"), "SCHEDULED")}
 
     def read_flow_runs(flow_run_filter: Any) -> list[Any]:
         assert flow_run_filter.deployment_id.any_ == [identity]
-        asked = {each.value for each in flow_run_filter.state.type.any_}
-        return [SimpleNamespace(name=f"run {state}") for state in states if state in asked]
+        asked, left_out = flow_run_filter.state.type.any_, flow_run_filter.state.name.not_any_
+        return [
+            SimpleNamespace(name="0007-fake", state_name=state)
+            for state in states
+            if types.get(state, state.upper()) in asked and state not in left_out
+        ]
 
     deployment = SimpleNamespace(id=identity, schedules=[SimpleNamespace(id=uuid4())])
+    automations = [
+        alias_automation("vantage", "fake", identity, "judge@champion"),
+        *automations_of("fake", identity),
+    ]
     client: Any = SimpleNamespace(
         read_deployment_by_name=lambda name: deployment,
         read_flow_runs=read_flow_runs,
+        read_resource_related_automations=lambda _: [
+            SimpleNamespace(id=each.name, trigger=each.trigger) for each in automations
+        ],
+        delete_automation=lambda name: calls.append(
+            name.removeprefix("vantage/fake: ").removesuffix(" judge@champion") + " alias"
+        ),
         delete_deployment_schedule=lambda *_: calls.append("schedule"),
         delete_resource_owned_automations=lambda _: calls.append("automations"),
         delete_deployment=lambda _: calls.append("deployment"),
     )
-    under_way = [f"run {state}" for state in states if state not in ("COMPLETED", "FAILED")]
+    under_way = [
+        f"0007-fake ({each})" for each in states if each not in ("Completed", "Failed", "Late", "Scheduled")
+    ]
     assert (remove(client, "fake"), calls) == (under_way, done)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "CANCELLING"])
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        ("PENDING", "Pending"),
+        ("RUNNING", "Running"),
+        ("CANCELLING", "Cancelling"),
+        ("PAUSED", "Suspended"),
+        ("SCHEDULED", "Resuming"),
+        ("SCHEDULED", "AwaitingConcurrencySlot"),
+    ],
+)
 def test_it_stays_until_its_last_run_has_ended(
-    client: "SyncPrefectClient", recipe_file: Path, state: str
+    client: "SyncPrefectClient", recipe_file: Path, kind: str, state: str
 ) -> None:
-    """Prefect refuses every state of a run whose deployment, with a limit of runs, is gone."""
+    """Without their deployment, Prefect refuses the end of a run that holds a place in its limit, and never starts one that waits."""
     from prefect.client.schemas.objects import State, StateType
 
-    identity = register(client, pipeline(recipe_file, interval=3600.0))
+    identity = register(
+        client, pipeline(recipe_file, interval=3600.0, on_overlap="wait", on="models:/judge@champion")
+    )
     run = client.create_flow_run_from_deployment(identity, name="0007-fake")
     client.set_flow_run_state(run.id, State(type=StateType.PENDING))
-    if state != "PENDING":
-        client.set_flow_run_state(run.id, State(type=StateType(state)), force=True)
-    assert remove(client, "fake") == ["0007-fake"]
+    if state != "Pending":
+        details: dict[str, Any] = {"scheduled_time": datetime.now(UTC)} if kind == "SCHEDULED" else {}
+        client.set_flow_run_state(
+            run.id, State(type=StateType(kind), name=state, state_details=details), force=True
+        )
+    assert remove(client, "fake") == [f"0007-fake ({state})"]
     [found] = registered(client)
     assert found.schedules == []
-    assert len(client.read_automations()) == 3
-    ended = StateType.CANCELLED if state == "CANCELLING" else StateType.COMPLETED
+    assert {each.name for each in client.read_automations()} == {
+        f"vantage/fake: {each}" for each in ("lost", "not begun", "again")
+    }
+    ended = StateType.CANCELLED if state == "Cancelling" else StateType.COMPLETED
     client.set_flow_run_state(run.id, State(type=ended))
     assert client.read_flow_run(run.id).state_type == ended
     assert remove(client, "fake") == []
