@@ -8,6 +8,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
+from mlflow.models import Model
 from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 from mlflow.tracking import MlflowClient
 
@@ -44,6 +46,16 @@ def assert_wrong(report: AuditReport, *said: str) -> None:
     assert report.exit_code == 1, (report.outcome, found(report, "unchecked"))
     for each in said:
         assert any(each in one for one in wrong), (each, wrong)
+
+
+def test_a_description_that_mlflow_cannot_load_is_wrong(case: Case) -> None:
+    """A tab after a colon: YAML for other loaders."""
+    description = case.copy_of("fake") / "MLmodel"
+    description.write_text(description.read_text().replace("model_id: ", "model_id:\t"))
+    with pytest.raises(yaml.YAMLError):
+        Model.load(str(description))
+    for target in ("fake@champion", None):
+        assert_wrong(case.audit(target), "MLmodel, python_env.yaml or requirements.txt: cannot be read")
 
 
 # One field differs from another

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mlflow.models import Model
 
 from vantage.review.audit.mlflow_descriptions import description_problems, example_problems
 from vantage.review.audit.small_files import MAX_BYTES, NotRead, small_file, small_json, small_yaml
@@ -109,10 +110,32 @@ def test_a_hostile_example_is_a_finding(folder: Path, damage: Callable[[Path], N
         ("[" * 60 + "]" * 60, nested(60)),
     ],
 )  # fmt: skip
-def test_a_plain_text_is_read_by_either_loader(tmp_path: Path, content: str, value: object) -> None:
+def test_a_plain_text_is_read(tmp_path: Path, content: str, value: object) -> None:
     file = tmp_path / "a"
     file.write_text(content)
     assert small_yaml(file) == value
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a:\tb", b"a: {b?c: 1}", b"a: b\t# c", b"a: >#\n  b\n", "a: b".encode("utf-16"), b"a: \xff"],
+)
+def test_a_text_that_mlflow_cannot_load_is_refused(tmp_path: Path, content: bytes) -> None:
+    """PyYAML's loader in C accepts most of these; MLflow uses the one in Python, and opens the file as UTF-8."""
+    file = tmp_path / "MLmodel"
+    file.write_bytes(content)
+    with pytest.raises((yaml.YAMLError, UnicodeDecodeError)):
+        Model.load(str(file))
+    with pytest.raises(ValueError):
+        small_yaml(file)
+
+
+@pytest.mark.parametrize("content", ["a: !", "a: {b:, c: d}", "\ufeffa: b"])
+def test_a_text_has_the_value_that_mlflow_loads(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "MLmodel"
+    file.write_text(content)
+    with open(file) as opened:
+        assert small_yaml(file) == yaml.safe_load(opened)
 
 
 def test_what_publishing_writes_is_read(tmp_path: Path) -> None:
