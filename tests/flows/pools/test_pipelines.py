@@ -1,8 +1,10 @@
 """A recipe as a deployment: what is registered, what a second time changes, and what is refused."""
 
 import asyncio
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,14 @@ from uuid import uuid4
 
 import pytest
 import yaml
+from prefect.exceptions import ObjectNotFound
+from typer.testing import CliRunner
 
+from vantage.attempts.exit_codes import ExitCode
+from vantage.cli import deploy
 from vantage.cli.deploy import _described
+from vantage.cli.main import app
+from vantage.flows.pools import pipelines
 from vantage.flows.pools.alias_triggers import alias_automation
 from vantage.flows.pools.pipelines import (
     as_prefect_yaml,
@@ -299,6 +307,68 @@ def test_with_runs_under_way_only_what_starts_others_is_removed(states: list[str
         f"0007-fake ({each})" for each in states if each not in ("Completed", "Failed", "Late", "Scheduled")
     ]
     assert (remove(client, "fake"), calls) == (under_way, done)
+
+
+@pytest.mark.parametrize("fails_at", range(8))
+def test_removed_by_a_server_that_fails_midway_it_is_removed_by_the_same_command_again(fails_at: int) -> None:
+    identity, calls = uuid4(), itertools.count()
+    prefect: dict[str, set[str]] = {
+        "deployments": {"fake"},
+        "schedules": {"nightly"},
+        "automations": {"lost", "not begun", "again", "on judge@champion"},
+    }
+
+    def answers(answer: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*values: Any, **options: Any) -> Any:
+            if next(calls) == fails_at:
+                raise ConnectionError("the server is away")
+            return answer(*values, **options)
+
+        return call
+
+    def deployment(name: str) -> Any:
+        if not prefect["deployments"]:
+            raise ObjectNotFound(Exception())
+        schedules = [SimpleNamespace(id=each) for each in prefect["schedules"]]
+        return SimpleNamespace(id=identity, schedules=schedules)
+
+    moved = alias_automation("vantage", "fake", identity, "judge@champion").trigger
+    client: Any = SimpleNamespace(
+        read_deployment_by_name=answers(deployment),
+        read_deployments=answers(lambda deployment_filter: []),
+        read_flow_runs=answers(lambda flow_run_filter: []),
+        read_resource_related_automations=answers(
+            lambda _: [
+                SimpleNamespace(id=each, trigger=moved if each.startswith("on ") else None)
+                for each in sorted(prefect["automations"])
+            ]
+        ),
+        delete_automation=answers(prefect["automations"].discard),
+        delete_deployment_schedule=answers(lambda _, schedule: prefect["schedules"].discard(schedule)),
+        delete_resource_owned_automations=answers(lambda _: prefect["automations"].clear()),
+        delete_deployment=answers(lambda _: prefect["deployments"].clear()),
+    )
+    with pytest.raises(ConnectionError):
+        remove(client, "fake")
+    assert prefect["deployments"] == {"fake"}, "it goes last, since nothing else can be found without it"
+    assert remove(client, "fake") == []
+    assert not any(prefect.values())
+
+
+def test_undeploy_names_the_runs_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "_client", nullcontext)
+    monkeypatch.setattr(
+        pipelines, "remove", lambda client, name: ["0007-fake (Running)", "0008-fake (Suspended)"]
+    )
+    done = CliRunner().invoke(app, ["undeploy", "fake"])
+    assert (done.exit_code, done.stdout) == (ExitCode.RESUME, "")
+    assert "fake is not removed" in done.stderr
+    assert (
+        "0007-fake (Running), 0008-fake (Suspended). No schedule or alias starts it any more" in done.stderr
+    )
+    monkeypatch.setattr(pipelines, "remove", lambda client, name: [])
+    done = CliRunner().invoke(app, ["undeploy", "fake"])
+    assert (done.exit_code, done.stdout) == (0, "removed fake\n")
 
 
 @pytest.mark.slow
