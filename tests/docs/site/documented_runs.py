@@ -61,7 +61,7 @@ class Elsewhere:
 ELSEWHERE = {
     r"ui$": Elsewhere("serves pages until Ctrl-C", "cli/test_ui.py"),
     r"worker\b": Elsewhere("serves a work pool until Ctrl-C", "flows/pools/test_workers.py"),
-    r"(deploy|undeploy|deployments)\b": Elsewhere("asks a Prefect server", "flows/pools/test_schedules.py"),
+    r"(undeploy|deployments)\b": Elsewhere("asks a Prefect server", "flows/pools/test_schedules.py"),
     r"sample\b": Elsewhere("samples from a real model", "cli/test_sample.py"),
     r"export .*--push": Elsewhere("sends a real model to a hub or a bucket", "cli/test_push.py"),
     r"export\b": Elsewhere("writes a real model", "cli/test_export.py"),
@@ -93,9 +93,14 @@ def elsewhere(command: str) -> Elsewhere | None:
 
 
 def command_here(command: str) -> str:
-    """Return the command with the names of the scene. ``run`` would train: its recipe is planned with the same overrides."""
+    """Return the command with the names of the scene.
+
+    ``run`` would train: its recipe is planned with the same overrides. ``deploy`` only prints what it would register in Prefect.
+    """
     for written, name in STAND_INS.items():
         command = re.sub(written, name, command)
     if command.startswith("run "):
         command = "plan " + command.removeprefix("run ").replace(" --detach", "")
+    if command.startswith("deploy ") and "--dry-run" not in command:
+        command += " --dry-run"
     return " ".join(command.split())
