@@ -19,14 +19,18 @@ FASTER = 0.9
 Gpu = Annotated[
     str,
     typer.Option(
-        "--gpu", metavar="NAME", help="h100, h200, a100, l40s, 4090; cpu: this machine's, measured."
+        "--gpu",
+        metavar="NAME",
+        help="GPU to estimate for: h100, h200, a100, l40s or 4090. cpu: this machine's CPU, whose speed is measured now.",
     ),
 ]
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", min=1, help="GPUs of each node; default: the stage's resources.")
+    int | None, typer.Option("--gpus", min=1, help="GPUs of each node. Default: the stage's resources.")
 ]
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes; default: the stage's resources.")]
-Price = Annotated[float | None, typer.Option("--price", min=0.0, help="Of one GPU for one hour.")]
+Nodes = Annotated[
+    int | None, typer.Option("--nodes", min=1, help="Number of nodes. Default: the stage's resources.")
+]
+Price = Annotated[float | None, typer.Option("--price", min=0.0, help="Price of one GPU for one hour.")]
 
 
 def estimate(
@@ -65,13 +69,20 @@ def _show(found: "RecipeEstimate") -> None:
 
     console = open_console()
     console.print(
-        f"{found.recipe} · {found.shape.weights:,} weights · {found.device.name} ({found.device.source})",
+        f"{found.recipe} · {found.shape.weights:,} parameters · {found.device.name} ({found.device.source})",
         markup=False,
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     names = ("weights", "optimizer", "gradients", "activations", "sampling", "peak")
-    for column in ("stage", "on", *names, "time", *(["cost"] if found.price is not None else []), "fits in"):
-        table.add_column(column, justify="left" if column in ("stage", "on", "fits in") else "right")
+    for column in (
+        "stage",
+        "devices",
+        *names,
+        "time",
+        *(["cost"] if found.price is not None else []),
+        "fewest",
+    ):
+        table.add_column(column, justify="left" if column in ("stage", "devices", "fewest") else "right")
     for stage in found.stages:
         memory = stage.memory
         sizes = (
@@ -95,7 +106,7 @@ def _show(found: "RecipeEstimate") -> None:
     seconds = sum(stage.seconds for stage in found.stages)
     total = "" if found.price is None else f", {found.price * sum(s.gpu_hours for s in found.stages):,.2f}"
     lines = [
-        f"one stage after the other: {_duration(seconds)}{total}; {RESERVE:.0%} of the memory is left free"
+        f"one stage after the other: {_duration(seconds)}{total}; memory is that of one device, of which {RESERVE:.0%} is left free"
     ]
     saving = [
         f"{stage.name} {_duration(stage.seconds_in_bfloat16)}"
@@ -107,7 +118,9 @@ def _show(found: "RecipeEstimate") -> None:
             f"with precision: auto and resources.gpus, in bfloat16: {', '.join(saving)} (docs/precision.md)"
         )
     if any(stage.vllm is not None for stage in found.stages):
-        lines.append("* with vLLM's sampling by a roofline that no GPU was measured for (docs/estimate):")
+        lines.append(
+            "* the time of vLLM's sampling is from a roofline model that was compared with no GPU (docs/estimate):"
+        )
     lines += [
         f"  {stage.name}: {_by_vllm(stage.vllm, stage.layout.nodes)}"
         for stage in found.stages

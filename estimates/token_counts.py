@@ -107,7 +107,7 @@ def count_data(recipe: Recipe, name: str, count: CountTokens, *, counted_by: str
             f"generation.max_prompt_tokens={limits.max_prompt_tokens} tokens; raise it"
         )
     share = len(sampled) / len(found.rows)
-    basis = f"{found.basis}, tokens {counted_by}"
+    basis = f"{found.basis}, tokens counted {counted_by}"
     return _counted(data, shares_of(recipe), round(found.total * share), sampled, content, basis)
 
 
@@ -338,10 +338,10 @@ def _total(path: Path, ending: str, stream: Iterator[Any], read: int, size: int)
 def token_counter(folder: Path | None, *, is_character_model: bool) -> tuple[CountTokens, str]:
     """Return what counts the tokens of a text, without special ones, and its name."""
     if is_character_model:
-        return len, "one a character"
+        return len, "one per character"
     file = None if folder is None else folder / "tokenizer.json"
     if file is None or not file.is_file():
-        return lambda text: -(-len(text.encode()) // BYTES_PER_TOKEN), f"one for {BYTES_PER_TOKEN} bytes"
+        return lambda text: -(-len(text.encode()) // BYTES_PER_TOKEN), f"one per {BYTES_PER_TOKEN} bytes"
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))

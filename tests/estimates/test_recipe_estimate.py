@@ -425,11 +425,11 @@ def run(*arguments: str) -> Any:
 def test_the_command_prints_a_row_for_each_stage() -> None:
     done = run("quickstart", "--gpu", "h200", "--gpus", "8", "--nodes", "2", "--price", "3.5")
     assert done.exit_code == ExitCode.OK, done.output
-    assert "472,704 weights · H200 SXM (NVIDIA H200 data sheet)" in done.output
+    assert "472,704 parameters · H200 SXM (NVIDIA H200 data sheet)" in done.output
     for name in ("sft", "reward", "value", "policy", "evaluation"):
         assert f" {name} " in done.output
     assert "2 × 8 ddp" in done.output
-    assert "demonstrations: 20,000 generated rows, tokens one a character" in done.output
+    assert "demonstrations: 20,000 generated rows, tokens counted one per character" in done.output
 
 
 def test_the_command_prints_json_and_measures_this_cpu() -> None:
@@ -547,7 +547,7 @@ def test_a_stage_that_vllm_samples_is_estimated_with_it_and_marked(tmp_path: Pat
     [row] = [line for line in after.stdout.splitlines() if line.split()[:1] == ["policy"]]
     assert "6 ddp + 2 vllm" in row
     words = " ".join(after.stdout.split())
-    assert "* with vLLM's sampling by a roofline that no GPU was measured for" in words
+    assert "* the time of vLLM's sampling is from a roofline model that was compared with no GPU" in words
     assert re.search(r"raft: [\d,]+ tokens/s in the stage's process, \d+ rows at once", words)
     assert re.search(
         r"policy: [\d,]+ tokens/s on 2 servers, \d+ rows at once each, .* until new weights", words

@@ -56,7 +56,7 @@ def test_rows_and_tokens_of_a_file(tmp_path: Path) -> None:
     [response] = found.responses
     assert response.mean == mean(2 + i % 3 for i in range(120)) + 1, "a token ends each response"
     assert found.whole.longest == 4 + 4 + 2
-    assert found.basis == "120 rows of rows.jsonl, the first 120 measured, tokens one a character"
+    assert found.basis == "120 rows of rows.jsonl, the first 120 measured, tokens counted one per character"
 
 
 def test_all_rows_of_a_test_set_are_test_rows(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_models_own_tokenizer_counts(tmp_path: Path) -> None:
 
 def test_without_a_tokenizer_four_bytes_are_one_token(tmp_path: Path) -> None:
     count, name = token_counter(tmp_path, is_character_model=False)
-    assert ([count(text) for text in ("", "abcd", "abcde", "äöü")], name) == ([0, 1, 2, 2], "one for 4 bytes")
+    assert ([count(text) for text in ("", "abcd", "abcde", "äöü")], name) == ([0, 1, 2, 2], "one per 4 bytes")
 
 
 def count_of(train: int, held_out: int, prompt: int, response: int) -> DataCount:
