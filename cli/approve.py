@@ -16,10 +16,14 @@ Subject = Annotated[
         help="The stage whose gate waits, or publish:NAME for the alias of a registered model.",
     ),
 ]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the run.")]
+Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="The reason; it is recorded with the run.")
+]
 By = Annotated[
     str | None,
-    typer.Option("--by", metavar="NAME", help="Who decides, if it is not the one who is logged in."),
+    typer.Option(
+        "--by", metavar="NAME", help="Name of the person who decides. Default: the user who is logged in."
+    ),
 ]
 DecisionKey = Annotated[
     Path | None,
@@ -42,7 +46,7 @@ def approve(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Approve of a gate that did not pass, or of a new alias; `vantage resume` then goes on with the run."""
+    """Approve a gate that did not pass, or a new alias; `vantage resume` then goes on with the run."""
     _answer(
         run_id,
         subject,
@@ -66,7 +70,7 @@ def reject(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Reject it: the gate stays closed, or the alias stays where it is."""
+    """Reject a gate that did not pass, or a new alias: the gate stays closed, or the alias stays where it is."""
     _answer(
         run_id,
         subject,

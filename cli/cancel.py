@@ -12,7 +12,7 @@ from vantage.cli.output import explained, workspace_at
 def cancel(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_run)],
     workspace: Place = DEFAULT_WORKSPACE,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing of it runs any more.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no process of the run is left.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Stop a run, on whatever machines it is; running stages save their state, and the same command resumes it."""

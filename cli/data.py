@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vantage.schemas.records.inspection import FileInspection, Quantiles, ShownRow
     from vantage.schemas.records.sampling import RenderedRow
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at files of data.")
+data_app = typer.Typer(no_args_is_help=True, help="Inspect data files.")
 
 MEASURED_ROWS = 500
 """Number of usable rows whose tokens are counted."""
@@ -46,7 +46,7 @@ def inspect(
         typer.Option(
             "--content",
             metavar="KIND",
-            help="demonstrations, preferences, rankings, labelled_responses or prompts; default: found out.",
+            help="Format: demonstrations, preferences, rankings, labelled_responses or prompts. Default: found from the rows.",
         ),
     ] = None,
     model: Annotated[
@@ -54,24 +54,24 @@ def inspect(
         typer.Option(
             "--model",
             metavar="SOURCE",
-            help="Count in its tokens and show its chat template: a recipe's model.source.",
+            help="Count tokens and show rows as this model reads them; written as a recipe's model.source.",
         ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", metavar="NAME", help="Of a dataset on the hub: the split that is read."),
+        typer.Option("--split", metavar="NAME", help="The split to read of a dataset on the hub."),
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="NAME", help="Of a dataset on the hub: the configuration (subset)."),
+        typer.Option(
+            "--config", metavar="NAME", help="The configuration (subset) to read of a dataset on the hub."
+        ),
     ] = None,
     max_rows: Annotated[
         int | None,
-        typer.Option(
-            "--max-rows", min=1, help="Of a dataset on the hub: rows that are read, from the first on."
-        ),
+        typer.Option("--max-rows", min=1, help="Read only the first rows of a dataset on the hub."),
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=0, max=100, help="Rows that are shown.")] = 5,
+    rows: Annotated[int, typer.Option("--rows", min=0, max=100, help="Number of rows to show.")] = 5,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -311,4 +311,4 @@ def _lines(found: "FileInspection") -> list[str]:
 
 
 def _lengths(lengths: "Quantiles", unit: str) -> str:
-    return f"{lengths.least:,} to {lengths.most:,} {unit}, median {lengths.median:,}, 95 % up to {lengths.most_95:,}"
+    return f"{lengths.least:,} to {lengths.most:,} {unit}, median {lengths.median:,}, 95th percentile {lengths.most_95:,}"

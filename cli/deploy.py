@@ -21,19 +21,22 @@ OnOverlapOption = Annotated[
     typer.Option(
         "--on-overlap",
         metavar="wait|skip|cancel",
-        help="A run that would be one too many waits for an earlier one, is skipped, or has the earlier ones save and end "
-        "(cancel: one at a time). Default: skip; with --on: wait.",
+        help="Treatment of a run beyond --concurrency: it waits for an earlier one, is skipped, or makes the earlier ones save and end "
+        "(cancel; one run at a time). Default: skip; with --on: wait.",
     ),
 ]
 Paused = Annotated[
     bool | None,
     typer.Option(
-        "--paused/--active", help="Of the schedule. Default: as it is in Prefect already, else active."
+        "--paused/--active",
+        help="Pause the schedule, or activate it. Default: unchanged if it is in Prefect already, else active.",
     ),
 ]
 Write = Annotated[
     Path | None,
-    typer.Option("--write", metavar="prefect.yaml", help="Write it for `prefect deploy` in place of that."),
+    typer.Option(
+        "--write", metavar="prefect.yaml", help="Write a file for `prefect deploy` instead of registering."
+    ),
 ]
 
 
@@ -42,30 +45,36 @@ def deploy(
     overrides: Set = None,
     workspace: Place = DEFAULT_WORKSPACE,
     pool: Annotated[
-        str, typer.Option("--pool", help="Work pool of the process that orders the stages; it needs no GPU.")
+        str,
+        typer.Option(
+            "--pool",
+            help="Work pool that runs the pipeline's own process, which starts the stages; it needs no GPU.",
+        ),
     ] = "default",
     name: Annotated[
-        str | None, typer.Option("--name", help="Of the deployment. Default: the recipe's.")
+        str | None, typer.Option("--name", help="Name of the deployment. Default: the recipe's.")
     ] = None,
     cron: Annotated[
-        str | None, typer.Option("--cron", metavar="'0 2 * * *'", help="Start it at these times.")
+        str | None, typer.Option("--cron", metavar="'0 2 * * *'", help="Start a run at these times.")
     ] = None,
     interval: Annotated[
-        float | None, typer.Option("--interval", metavar="SECONDS", min=1.0, help="Start it this often.")
+        float | None,
+        typer.Option("--interval", metavar="SECONDS", min=1.0, help="Start a run every so many seconds."),
     ] = None,
-    rrule: Annotated[str | None, typer.Option("--rrule", help="Start it by a rule of RFC 5545.")] = None,
+    rrule: Annotated[
+        str | None, typer.Option("--rrule", help="Start runs by a recurrence rule (RFC 5545).")
+    ] = None,
     timezone: Annotated[
-        str | None, typer.Option("--timezone", metavar="Europe/Berlin", help="Of the schedule. Default: UTC.")
+        str | None,
+        typer.Option("--timezone", metavar="Europe/Berlin", help="Time zone of the schedule. Default: UTC."),
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="models:/NAME@ALIAS", help="Start it once each time this alias moves."),
+        typer.Option("--on", metavar="models:/NAME@ALIAS", help="Start a run each time this alias moves."),
     ] = None,
     concurrency: Annotated[
         int,
-        typer.Option(
-            "--concurrency", min=1, max=10_000, help="How many of its runs may be under way at once."
-        ),
+        typer.Option("--concurrency", min=1, max=10_000, help="Most runs of it at once."),
     ] = 1,
     on_overlap: OnOverlapOption = None,
     paused: Paused = None,

@@ -19,7 +19,7 @@ def diff(
     b: Annotated[
         str,
         typer.Argument(
-            metavar="B", help="What it is compared with, named in the same ways.", autocompletion=complete_run
+            metavar="B", help="What A is compared with, named in the same ways.", autocompletion=complete_run
         ),
     ],
     overrides: Annotated[
@@ -27,7 +27,7 @@ def diff(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Override a field of a recipe: of B if both are one. Repeatable.",
+            help="Override a field of the recipe (of B, if A and B are both recipes). Repeatable.",
         ),
     ] = None,
     workspace: Place = DEFAULT_WORKSPACE,

@@ -39,7 +39,7 @@ def export(
         typer.Option(
             "--push",
             metavar="hub:ORG/NAME|s3://…|gs://…|az://…",
-            help="Also audit the folder and publish it there, whole or not at all. The login is taken from the environment.",
+            help="Also audit the folder and upload it there, whole or not at all. The login is taken from the environment.",
         ),
     ] = None,
     workspace: Place = DEFAULT_WORKSPACE,

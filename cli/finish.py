@@ -12,7 +12,7 @@ def finish(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_run)],
     stage: Annotated[str, typer.Argument(metavar="STAGE", help="The stage that is to end.")],
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the artifact.")
+        str, typer.Option("--reason", metavar="TEXT", help="The reason; it is recorded with the artifact.")
     ] = "",
     workspace: Place = DEFAULT_WORKSPACE,
     verbose: Verbose = False,

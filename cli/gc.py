@@ -18,12 +18,12 @@ _AGE = re.compile(r"(\d{1,9}(?:\.\d+)?)([mhd])")
 def gc(
     workspace: Place = DEFAULT_WORKSPACE,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed, and how many bytes.")
+        bool, typer.Option("--dry-run", help="Only print what would be removed, and how many bytes.")
     ] = False,
     keep_last: Annotated[
         int | None,
         typer.Option(
-            "--keep-last", metavar="N", min=0, help="Remove runs beyond the newest N of their recipe."
+            "--keep-last", metavar="N", min=0, help="Remove the runs of each recipe except its newest N."
         ),
     ] = None,
     older_than: Annotated[
@@ -31,7 +31,7 @@ def gc(
         typer.Option(
             "--older-than",
             metavar="AGE",
-            help="Remove runs that ended so long ago: 30d, 12h, 45m. With both, both apply.",
+            help="Remove runs that ended longer ago than this: 30d, 12h, 45m. With --keep-last, a run is removed if both apply.",
         ),
     ] = None,
     as_json: AsJson = False,

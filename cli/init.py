@@ -47,14 +47,17 @@ def _final(text: str) -> str:
 '''
 
 Target = Annotated[
-    Path, typer.Argument(metavar="[FILE|FOLDER]", help=f"Where the recipe goes; in a folder: {FILE_NAME}.")
+    Path,
+    typer.Argument(
+        metavar="[FILE|FOLDER]", help=f"Write the recipe to this file, or to {FILE_NAME} in this folder."
+    ),
 ]
 ModelFlag = Annotated[
     str | None,
     typer.Option(
         "--model",
         metavar="SOURCE",
-        help="A Hugging Face folder, gguf:FILE, package:NAME or hub:org/name@revision.",
+        help="The model: a Hugging Face folder, gguf:FILE, package:NAME or hub:org/name@revision.",
     ),
 ]
 Demonstrations = Annotated[
@@ -73,18 +76,22 @@ RewardFlag = Annotated[
     typer.Option(
         "--reward",
         metavar="KIND",
-        help="model: a reward model and PPO; verifier: a rule and GRPO; none: DPO, or SFT alone.",
+        help="Kind of reward. model: a reward model and PPO; verifier: a rule and GRPO; none: DPO, or SFT alone.",
     ),
 ]
 VerifierFlag = Annotated[
     str | None,
     typer.Option(
-        "--verifier", metavar="FILE.py", help="A function verify(prompt, response, answer); else exact match."
+        "--verifier",
+        metavar="FILE.py",
+        help="A file with a function verify(prompt, response, answer). Default: exact match.",
     ),
 ]
 LoraFlag = Annotated[
     bool | None,
-    typer.Option("--lora/--no-lora", help="Train adapters (LoRA) in place of all weights; default: no."),
+    typer.Option(
+        "--lora/--no-lora", help="Train adapters (LoRA) in place of all weights. Default: all weights."
+    ),
 ]
 GpusFlag = Annotated[
     int | None, typer.Option("--gpus", min=0, help="GPUs for each stage; default: this machine's.")
@@ -92,8 +99,8 @@ GpusFlag = Annotated[
 Name = Annotated[
     str | None, typer.Option("--name", help="The recipe's name; default: its file's or folder's.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: flags and defaults.")]
-Force = Annotated[bool, typer.Option("--force", help="Write over an existing file.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use flags and defaults.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
 @dataclass(frozen=True)

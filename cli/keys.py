@@ -16,7 +16,8 @@ keys_app = typer.Typer(no_args_is_help=True, help="Make and look at keys for sig
 @keys_app.command("new", cls=HelpfulCommand)
 def new(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Where the private key goes; FILE.pub gets the public one.")
+        Path,
+        typer.Argument(metavar="FILE", help="Write the private key to FILE, and the public one to FILE.pub."),
     ],
     as_json: AsJson = False,
     verbose: Verbose = False,

@@ -14,7 +14,7 @@ from vantage.cli.output import explained, print_json, workspace_at
 def publish(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_run)],
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="This registered model alone.")
+        str | None, typer.Option("--model", metavar="NAME", help="Publish only this registered model.")
     ] = None,
     alias: Annotated[
         str | None, typer.Option("--alias", metavar="ALIAS", help="Move this alias in place of the recipe's.")
@@ -56,7 +56,9 @@ def rollback(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="VERSION", help="The version to move it to; else where it pointed before."
+            "--to",
+            metavar="VERSION",
+            help="The version to move the alias to. Default: the one that it pointed to before.",
         ),
     ] = None,
     by: By = None,

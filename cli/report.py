@@ -14,17 +14,19 @@ def report(
     workspace: Place = DEFAULT_WORKSPACE,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="FILE", help="Write it there, in place of the run's folder."),
+        typer.Option(
+            "--to", metavar="FILE", help="Write the page to this file, in place of the run's folder."
+        ),
     ] = None,
     annex: Annotated[
         str | None,
         typer.Option(
             "--annex",
             metavar="NAME",
-            help="End with an annex. ai-act: the questions of Annex XI of the EU AI Act, answered from the record.",
+            help="End the page with an annex. ai-act: the questions of Annex XI of the EU AI Act, answered from the record.",
         ),
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:

@@ -11,7 +11,9 @@ def lengths_for(model: str, measured: Sequence[Sequence[Mapping[str, Any]]]) -> 
         measured: the first rows of each dataset, in our columns.
     """
     vocabulary, positions = _shape_of(model)
-    bytes_per_token = 3 if vocabulary is None or vocabulary > 5000 else 1  # few tokens are short tokens
+    bytes_per_token = (
+        3 if vocabulary is None or vocabulary > 5000 else 1
+    )  # a small vocabulary has short tokens
     prompts = [row["prompt"] or "" for rows in measured for row in rows]
     others = ("response", "chosen", "rejected")
     responses = [row[name] or "" for rows in measured for row in rows for name in others if name in row]

@@ -41,7 +41,7 @@ Prompts = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[PROMPT]...",
-        help="Without one: a line of standard input each, or a conversation on a terminal.",
+        help="Prompts. Without any: each line of standard input is one, or on a terminal a conversation begins.",
     ),
 ]
 File = Annotated[
@@ -57,12 +57,16 @@ Against = Annotated[
     typer.Option("--against", metavar="STAGE", help="Ask another stage of the run, or another model, too."),
 ]
 Count = Annotated[int, typer.Option("--samples", "-n", min=1, help="Responses to each prompt.")]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")]
+Greedy = Annotated[
+    bool, typer.Option("--greedy", help="Decode greedily: take the likeliest token each time.")
+]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="In place of the recipe's; above 0.")
+    float | None,
+    typer.Option("--temperature", help="Sampling temperature above 0, in place of the recipe's."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help="Longest response, in place of the recipe's.")
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Most tokens of a response, in place of the recipe's."),
 ]
 Seed = Annotated[
     int, typer.Option("--seed", min=0, help="The same seed, prompts and model give the same responses.")
@@ -76,7 +80,9 @@ Logprobs = Annotated[
 ]
 Engine = Annotated[
     Literal["loop", "vllm"],
-    typer.Option("--engine", help="What samples, as rollout.engine of a recipe; vllm must be installed."),
+    typer.Option(
+        "--engine", help="Engine that samples, as rollout.engine of a recipe; vllm must be installed."
+    ),
 ]
 
 

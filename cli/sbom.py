@@ -25,7 +25,7 @@ def sbom(
     ],
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="FILE", help="Write a file; standard output if none is named."),
+        typer.Option("--to", metavar="FILE", help="Write to this file. Default: standard output."),
     ] = None,
     workspace: Place = DEFAULT_WORKSPACE,
     verbose: Verbose = False,

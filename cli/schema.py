@@ -8,7 +8,7 @@ from vantage.cli.output import print_json
 
 
 def schema(
-    of_sweep: Annotated[bool, typer.Option("--sweep", help="That of a sweep.")] = False,
+    of_sweep: Annotated[bool, typer.Option("--sweep", help="Print the schema of a sweep instead.")] = False,
 ) -> None:
     """Print the JSON schema of a recipe, for editors."""
     from vantage.schemas.loading.json_schema import recipe_schema, sweep_schema

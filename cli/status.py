@@ -20,13 +20,13 @@ def status(
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Read every byte that is stored again (about 1 GB/s), not names and sizes alone."
+            "--verify", help="Read every stored byte again (about 1 GB/s), not only names and sizes."
         ),
     ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show the runs of a workspace, or the stages of one run and how far they are; say what is damaged."""
+    """Show the runs of a workspace, or the stages of one run with their progress; name what is damaged."""
     with explained(verbose):
         from vantage.runs.console import open_console, show_run, show_runs
         from vantage.runs.names import named_run

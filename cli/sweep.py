@@ -14,8 +14,8 @@ def sweep(
         str, typer.Argument(metavar="SWEEP", help="A sweep's file, or the name of a built-in one.")
     ],
     overrides: Set = None,
-    arms: Annotated[str | None, typer.Option("--arms", metavar="A,B", help="These arms alone.")] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", metavar="1,2", help="These seeds alone.")] = None,
+    arms: Annotated[str | None, typer.Option("--arms", metavar="A,B", help="Run only these arms.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", metavar="1,2", help="Run only these seeds.")] = None,
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     strict: Strict = False,

@@ -23,7 +23,9 @@ def worker(
     gpus: Annotated[
         str | None,
         typer.Option(
-            "--gpus", metavar="0,1", help="GPUs for its attempts. Default: all that this machine has."
+            "--gpus",
+            metavar="0,1",
+            help="GPUs that its attempts may use. Default: all that this machine has.",
         ),
     ] = None,
     limit: Annotated[
@@ -32,11 +34,11 @@ def worker(
             "--limit",
             min=1,
             max=10_000,
-            help="Attempts at once. Default: one for each GPU; one without GPUs.",
+            help="Most attempts at once. Default: one for each GPU, or one without GPUs.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Its name in Prefect. Default: that of the machine.")
+        str | None, typer.Option("--name", help="The worker's name in Prefect. Default: that of the machine.")
     ] = None,
     verbose: Verbose = False,
 ) -> None:

@@ -23,7 +23,9 @@ def main() -> int:
         "--to", type=Path, help="with save: the folder of the backup, which does not exist yet"
     )
     parser.add_argument(
-        "--dated", action="store_true", help="with save: in a folder of --to named after the time"
+        "--dated",
+        action="store_true",
+        help="with save: write into a new folder inside --to, named after the time",
     )
     parser.add_argument("--from", type=Path, dest="source", help="with restore: the folder of the backup")
     parser.add_argument("--workspace", type=Path, help="a workspace in a folder")
