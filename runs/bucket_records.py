@@ -100,7 +100,7 @@ class BucketRecords:
         self.write(record)
 
     def lock(self, run_id: str) -> BucketLock | None:
-        """Return the run's lease; waits until a holder has beaten, or has been silent for as long as a lease lasts."""
+        """Return the run's lease; None: another process holds it. Waits for the next heartbeat of a holder, or until its lease has run out."""
         lease = self._leases.try_hold(f"leases/{run_id}.json", holder=_holder())
         if lease is None:
             return None
@@ -117,7 +117,7 @@ class BucketRecords:
         return None
 
     def is_active(self, run_id: str) -> bool:
-        """Return whether a process executes the run; waits for its next beat, unless the last one is long ago.
+        """Return whether a process executes the run; waits for its next heartbeat, unless the last one is long ago.
 
         Enough to be shown, by the bucket's clock alone; whoever takes the lease over times its silence (``lock``).
         """

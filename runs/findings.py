@@ -218,7 +218,7 @@ def _isolation() -> Finding:
     """Return whether programs of responses are isolated, on which only recipes with ``builtin:code`` depend."""
     reason = sandbox.why_not_isolated()
     if reason is None:
-        return Finding("isolation", "fine", f"programs of responses run in {sandbox.NAMESPACES}")
+        return Finding("isolation", "fine", f"programs in responses run in {sandbox.NAMESPACES}")
     return Finding("isolation", "warning", f"builtin:code is refused here ({reason}); see docs/verifiers.md")
 
 

@@ -43,7 +43,7 @@ def show_plan(
         print_line(console, Text(line, style="dim"))
     for name, rates in (chosen or {}).items():
         text = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
-        print_line(console, Text(f"{name}: {text}, by the width of the model", style="dim"))
+        print_line(console, Text(f"{name}: {text}, chosen for the width of the model", style="dim"))
     for warning in warnings:
         print_line(console, Text(f"warning: {warning}", style="yellow"))
 

@@ -241,7 +241,7 @@ def _plan_place(
     name, kind, parts, key = place.step.name, place.step.work.kind, place.parts, place.key
     found = store.inspect(key) if store else Lookup(None)
     if found.ref is not None and not found.ref.serves(going_on or ""):
-        ended = f"run {found.ref.run_id} {found.ref.artifact.ended_early}; a run of its own does all steps"
+        ended = f"run {found.ref.run_id} {found.ref.artifact.ended_early}; this run trains to the end"
         return PlannedStep(name, kind, "run", reasons=(ended,), stage_key=key)
     if found.ref is not None:
         artifact = found.ref.artifact

@@ -52,7 +52,7 @@ def _held_back(recipe: ResolvedRecipe, workspace: Workspace) -> Iterator[str]:
             if missing:
                 yield (
                     f"{held} asks for signatures by key {', '.join(missing)}, with which this recipe does not sign; the alias "
-                    "stays where it is until somebody has (`vantage sign`)"
+                    "stays where it is until somebody has signed with it (`vantage sign`)"
                 )
             if rule.users is not None and (user := present_user()) not in rule.users:
                 yield f"{held} does not let {user} move it, so the alias stays where it is"

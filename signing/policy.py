@@ -106,7 +106,7 @@ def read_policy(workspace: Workspace) -> Policy | None:
         return _parsed(_read(path), str(path), path.parent)
     except OSError as error:
         raise BadPolicy(
-            f"{path} cannot be read ({_why(error)}); correct it, or move it away, and no policy holds"
+            f"{path} cannot be read ({_why(error)}); correct it, or move it away: then no policy applies"
         ) from None
 
 

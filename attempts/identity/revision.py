@@ -50,7 +50,7 @@ def by_git(checkout: Path) -> Revision | None:
     git = shutil.which("git")
     if git is None:
         return None
-    # No variable of a hook that this process may run in; nothing is written, and no program of the repository is run.
+    # git must not read the variables of a hook that may have started this process, write anything, or run a program that the repository names.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     # git reports nothing of what lies behind a link: the folders that ours lead to are named

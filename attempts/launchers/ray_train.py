@@ -307,8 +307,8 @@ def _check_node(job_file: Path, versions: dict[str, str]) -> None:
     """Raise ValueError if this node cannot do the job as the machine that asks for it would."""
     if not job_file.is_file():
         raise ValueError(
-            f"resources.nodes: node {platform.node()} does not see {job_file.parent}; put the workspace (of a bucket: "
-            "VANTAGE_CACHE) on a file system that all nodes share"
+            f"resources.nodes: node {platform.node()} does not see {job_file.parent}; put the workspace (with a bucket: "
+            "the folder VANTAGE_CACHE) on a file system that all nodes share"
         )
     found = _versions()
     if found != versions:

@@ -405,7 +405,7 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
             f"{name}: lost",
             "A pipeline whose process no longer reports counts as crashed.",
             silent({running, heartbeat}, {heartbeat, *ends}, LOST_SECONDS),
-            f"nothing heard of it for {LOST_SECONDS:g} s",
+            f"no heartbeat for {LOST_SECONDS:g} s",
         ),
         becomes_crashed(
             f"{name}: not begun",

@@ -230,7 +230,7 @@ class _Attempt:
         self._started = time.monotonic()
         self._reported = 0.0
         self._heard = time.monotonic()
-        """When the attempt's beat or its flow run's state last changed, or it was last seen to wait for a worker."""
+        """When the attempt's heartbeat or its flow run's state last changed, or it was last seen to wait for a worker."""
 
     @property
     def flow_run_id(self) -> str:
@@ -379,7 +379,7 @@ class _Attempt:
             return f"its flow run is {state.name}{f': {state.message}' if state.message else ''}"
         patience = PENDING_SECONDS if self._is_queued() else SILENT_SECONDS
         if time.monotonic() - self._heard >= patience:
-            return f"its process has not been heard of for {patience:g} s"
+            return f"its process has sent no heartbeat for {patience:g} s"
         return None
 
     def _give_up(self, reason: str) -> AttemptOutcome:

@@ -56,7 +56,7 @@ class Outage:
             since, self._since = self._since, None
             was_said, self._is_said = self._is_said, False
         if since is not None and was_said:
-            self._say(f"{self._server()} answers again; it did not since {_clock(since)}")
+            self._say(f"{self._server()} answers again; it had not answered since {_clock(since)}")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _loosened_checks(evidence: Evidence, record: RunRecord, step: str) -> Iterat
     for _, gate in known_loosened(record, [step], earlier):
         before = evidence.record(gate.run_id)
         is_wrong = gate not in shown and isinstance(before, RunRecord)
-        detail = f"loosened: {gate}" + (f", which run {gate.run_id} does not bear out" if is_wrong else "")
+        detail = f"loosened: {gate}" + (f", which run {gate.run_id} does not confirm" if is_wrong else "")
         yield Check(subject="gates", outcome="wrong" if is_wrong else "note", detail=detail)
 
 

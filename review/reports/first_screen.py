@@ -1,4 +1,4 @@
-"""The first screen of a report: the verdict and its certainty, what is wrong, and what a person must know who decides."""
+"""The first screen of a report: the verdict and its certainty, what is wrong, and what a person who decides must know."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -156,8 +156,8 @@ def _ridges(stage: StageCurves) -> Plot:
     named.append((f"{stage.by} {ridges[-1].name}", ridges[-1]))
     medians = ", ".join(f"{name} {number(each.median)}" for name, each in named if each.median is not None)
     note = (
-        f"from the {low:g}th to the {high:g}th percentile, between percentiles as if spread evenly; each ridge is as high as its "
-        f"densest part; line: median ({medians})"
+        f"from the {low:g}th to the {high:g}th percentile; scores between two percentiles are drawn as evenly spread; all ridges "
+        f"are equally high; line: median ({medians})"
     )
     title = "Held-out scores by iteration (validation_score, reward)"
     size = (LOW[0], max(LOW[1], 0.9 + 0.3 * len(ridges)))

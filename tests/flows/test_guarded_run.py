@@ -119,7 +119,7 @@ def test_what_a_person_ended_is_that_runs_alone(workspace: Workspace, recipe_fil
     [planned] = [step for step in steps if step.name == "policy"]
     assert planned.action == "run"
     assert planned.reasons == (
-        f"run {first.run_id} finished at 4 of 12 by hand (good enough); a run of its own does all steps",
+        f"run {first.run_id} finished at 4 of 12 by hand (good enough); this run trains to the end",
     )
     second, _ = go_through(workspace, recipe_file)
     assert second.stages["policy"].metrics["score"] == 12.0

@@ -114,6 +114,6 @@ def test_the_audit_notes_it_and_finds_one_that_was_invented(
     stage = loosened.stages["value"].model_copy(update={"loosened": (gate, invented)})
     found = notes(loosened.model_copy(update={"stages": loosened.stages | {"value": stage}}))
     assert [outcome for outcome, _ in found] == ["note", "wrong"]
-    assert found[1][1].endswith(f"which run {gate.run_id} does not bear out")
+    assert found[1][1].endswith(f"which run {gate.run_id} does not confirm")
     none = loosened.stages["value"].model_copy(update={"loosened": ()})
     assert notes(loosened.model_copy(update={"stages": loosened.stages | {"value": none}}))[0][0] == "note"

@@ -102,7 +102,7 @@ def test_a_machine_that_does_not_isolate_programs_is_a_warning(
         return found
 
     assert isolation() == Finding(
-        "isolation", "fine", "programs of responses run in namespaces and a filter of system calls"
+        "isolation", "fine", "programs in responses run in namespaces and a filter of system calls"
     )
     monkeypatch.setattr(sandbox, "why_not_isolated", lambda: "a test forbids it")
     assert isolation() == Finding(

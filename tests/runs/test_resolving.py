@@ -56,8 +56,11 @@ def test_a_plan_shows_them(folder: Path) -> None:
     sft, policy, critic = (float(f"{rate * 4096 / width:.2g}") for rate in (2e-5, 1e-6, 2e-6))
     done = CliRunner().invoke(app, plan(folder))
     assert done.exit_code == 0, done.output
-    assert f"sft: learning_rate {sft:g}, by the width of the model" in done.stdout
-    assert f"policy: learning_rate {policy:g}, critic_learning_rate {critic:g}, by the width" in done.stdout
+    assert f"sft: learning_rate {sft:g}, chosen for the width of the model" in done.stdout
+    assert (
+        f"policy: learning_rate {policy:g}, critic_learning_rate {critic:g}, chosen for the width"
+        in done.stdout
+    )
     told = json.loads(CliRunner().invoke(app, [*plan(folder), "--json"]).stdout)
     assert told["chosen"]["sft"] == {"learning_rate": sft}
 

@@ -234,7 +234,7 @@ def test_a_plan_tells_what_will_be_held_back(copied: Ended, keys: Keys) -> None:
     held = f"tiny-reward@champion: {path}, models.tiny-*.aliases.champion"
     assert signing_warnings(recipe, copied.workspace) == [
         f"{held} asks for signatures by key {other.short}, with which this recipe does not sign; the alias stays where it is "
-        "until somebody has (`vantage sign`)",
+        "until somebody has signed with it (`vantage sign`)",
         f"{held} does not let {ME} move it, so the alias stays where it is",
     ]
     write(copied, rule(f"{{keys: [{own.key_id}], users: [{ME}]}}"))

@@ -55,7 +55,7 @@ def test_a_flow_run_that_is_lost_before_its_first_heartbeat_is_started_again(
     assert found == expected
     messages = {(client.read_flow_run(runs[name]).state or State(type=kind)).message for name in runs}
     assert {
-        "nothing heard of it for 12 s",
+        "no heartbeat for 12 s",
         "a worker has taken it, and it has not begun for 20 s",
     } <= messages
 

@@ -127,7 +127,7 @@ def test_a_container_that_took_minutes_to_start_has_its_time_to_beat(
     messages.write("beat", b"1")
     assert attempt._ended() is None
     clock.now += SILENT_SECONDS
-    assert attempt._ended() == "its process has not been heard of for 60 s"
+    assert attempt._ended() == "its process has sent no heartbeat for 60 s"
 
 
 def test_a_flow_run_that_is_never_started_is_given_up(
@@ -136,7 +136,7 @@ def test_a_flow_run_that_is_never_started_is_given_up(
     prefect.state = StateType.PENDING
     assert attempt._ended() is None
     clock.now += PENDING_SECONDS
-    assert attempt._ended() == "its process has not been heard of for 900 s"
+    assert attempt._ended() == "its process has sent no heartbeat for 900 s"
 
 
 def test_a_flow_run_without_its_pool_will_never_start(attempt: _Attempt, prefect: Prefect) -> None:
@@ -150,7 +150,7 @@ def test_one_that_is_given_up_is_told_to_stop(
     attempt: _Attempt, prefect: Prefect, messages: Messages
 ) -> None:
     """It may only have been cut off from the bucket."""
-    outcome = attempt._give_up("its process has not been heard of")
+    outcome = attempt._give_up("its process has sent no heartbeat")
     assert outcome.failure is not None
     assert outcome.failure.exit_code == ExitCode.RESUME
     assert messages.read("stop") is not None

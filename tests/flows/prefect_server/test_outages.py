@@ -46,7 +46,7 @@ def test_an_outage_is_one_line_a_minute_and_one_at_its_end(clock: Clock) -> None
     outage.is_over()
     outage.is_over()
     silent = "the server has not answered since 08:00:00 (All connection attempts failed); it is asked again"
-    assert lines == [silent] * 3 + ["the server answers again; it did not since 08:00:00"]
+    assert lines == [silent] * 3 + ["the server answers again; it had not answered since 08:00:00"]
 
 
 def test_a_server_that_answers_every_other_second_fills_no_log(clock: Clock) -> None:

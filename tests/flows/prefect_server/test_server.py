@@ -155,7 +155,7 @@ class TestOwnServer:
         assert first == second
 
     def test_writes_no_types_of_blocks_and_does_not_note_that_it_had(self, running: PrefectServer) -> None:
-        """So a server that is started by hand in its home writes them, for whoever looks for them on its pages."""
+        """Our server registers no block types, and leaves no note that they are registered. So a server that somebody starts by hand on this database registers them."""
         with closing(sqlite3.connect(running.home / "prefect.db")) as connection:
             assert connection.execute("SELECT count(*) FROM block_type").fetchone() == (0,)
         assert not (running.home / "memo_store.toml").exists()

@@ -104,7 +104,7 @@ def test_a_stage_with_ridges_has_a_plot_that_explains_itself() -> None:
     assert stage.others == (), "what ridges show is drawn"
     [plot] = plots.ridge_plots(stage)
     assert plot.note == (
-        "from the 5th to the 95th percentile, between percentiles as if spread evenly; each ridge is as high as its densest part; "
+        "from the 5th to the 95th percentile; scores between two percentiles are drawn as evenly spread; all ridges are equally high; "
         "line: median (before 54, iteration 4 54)"
     )
     element = ElementTree.fromstring(plot.svg)
