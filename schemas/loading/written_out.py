@@ -17,7 +17,7 @@ class WrittenOut:
     """(Place in ``plain``, place in the recipe as its author wrote it), for what was written out."""
 
     def located(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Return the problems at the places that the author knows; one that all members have is there once."""
+        """Return the problems with their paths in the recipe as its author wrote it; a problem that several parts share is there once."""
         return list(dict.fromkeys(self._located(problem) for problem in problems))
 
     def _located(self, problem: Problem) -> Problem:

@@ -55,7 +55,7 @@ class BuiltinVerifier(Verifier):
 
 
 class NumberVerifier(BuiltinVerifier):
-    """Right is a response that is the answer's number, within a tolerance."""
+    """A response is right if it is the answer's number, within a tolerance."""
 
     EXTRACTS = COMPARES = True
 
@@ -68,7 +68,7 @@ class NumberVerifier(BuiltinVerifier):
 
 
 class MathVerifier(BuiltinVerifier):
-    """Right is a response that math-verify finds equal to the answer, as an expression."""
+    """A response is right if math-verify finds it equal to the answer, as an expression."""
 
     EXTRACTS = COMPARES = True
 
@@ -77,7 +77,7 @@ class MathVerifier(BuiltinVerifier):
 
 
 class RegexVerifier(BuiltinVerifier):
-    """Right is a response that matches a regular expression of RE2."""
+    """A response is right if it matches a regular expression of RE2."""
 
     source: Literal["builtin:regex"]
     """``builtin:regex``."""
@@ -88,7 +88,7 @@ class RegexVerifier(BuiltinVerifier):
 
 
 class JsonSchemaVerifier(BuiltinVerifier):
-    """Right is a response that is JSON as a JSON schema describes it."""
+    """A response is right if it is JSON that is valid under a JSON schema."""
 
     EXTRACTS = True
 
@@ -99,7 +99,7 @@ class JsonSchemaVerifier(BuiltinVerifier):
 
 
 class CodeVerifier(BuiltinVerifier):
-    """Right is a response with a Python program that passes all tests of the row's answer, each run in an isolated process."""
+    """A response is right if its Python program passes all tests of the row's answer, each run in an isolated process."""
 
     COMPARES = True
 
@@ -121,7 +121,7 @@ class CodeVerifier(BuiltinVerifier):
 
 
 class LanguageVerifier(BuiltinVerifier):
-    """Right is a response that py3langid finds to be in a language."""
+    """A response is right if py3langid finds that it is in the given language."""
 
     EXTRACTS = True
 
@@ -134,7 +134,7 @@ class LanguageVerifier(BuiltinVerifier):
 
 
 class LengthVerifier(BuiltinVerifier):
-    """Right is a response whose length is within bounds."""
+    """A response is right if its length is within bounds."""
 
     EXTRACTS = True
 
@@ -158,22 +158,22 @@ class LengthVerifier(BuiltinVerifier):
 
 
 class RepetitionVerifier(BuiltinVerifier):
-    """Right is a response that repeats few of its sequences of words or characters."""
+    """A response is right if few of its n-grams of words or characters are repeated."""
 
     EXTRACTS = True
 
     source: Literal["builtin:repetition"]
     """``builtin:repetition``."""
     at_most: Probability
-    """Greatest share of repeated sequences: 1 − (number of different ones) / (number of all)."""
+    """Largest share of repeated n-grams: 1 − (number of distinct ones) / (number of all)."""
     ngram: Annotated[int, Field(ge=1, le=100, strict=True)] = 4
-    """Length of a sequence."""
+    """Number of words or characters in an n-gram."""
     unit: Literal["characters", "words"] = "words"
-    """The unit of a sequence; characters for languages that write no spaces."""
+    """The unit of an n-gram; characters for languages that write no spaces."""
 
 
 class FormatVerifier(BuiltinVerifier):
-    """Right is a response that consists of sections between tags, in order and each once."""
+    """A response is right if it consists of sections between tags, in this order and each once."""
 
     source: Literal["builtin:format"]
     """``builtin:format``."""
@@ -188,14 +188,14 @@ class FormatVerifier(BuiltinVerifier):
 
 
 class ReasoningGymVerifier(BuiltinVerifier):
-    """Right is a response to which Reasoning Gym's own scoring gives a full score, or a share of it."""
+    """A response is right if Reasoning Gym's own scoring gives it at least a given score."""
 
     EXTRACTS = COMPARES = True
 
     source: Literal["builtin:reasoning_gym"]
     """``builtin:reasoning_gym``."""
     at_least: Positive = 1.0
-    """Least score of a right response; many tasks give a share of 1 for what is nearly right."""
+    """Least score of a right response; many tasks give a score between 0 and 1 for what is nearly right."""
 
 
 @dataclass(frozen=True, kw_only=True)

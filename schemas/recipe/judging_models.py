@@ -61,7 +61,7 @@ class JudgingModel(Frozen):
     prompt: str | None = None
     """Question to the model: a text with ``{prompt}`` and ``{response}`` (with ``against``: ``{prompt}``, ``{first}`` and ``{second}``),
     and where wanted ``{criterion}``, ``{answer}``, ``{low}`` and ``{high}``. If the model has a chat template, it is the user's
-    turn. None: a question of ours."""
+    turn. None: Vantage's own question."""
     scale: Annotated[tuple[Integer, ...], Field(min_length=2, max_length=2)] | None = None
     """Lowest and highest number that the judge may give. A score is the mean of all whole numbers from one to the other, weighted
     by their probabilities. None: 1 to 5."""
@@ -109,8 +109,8 @@ class JudgingModel(Frozen):
         return (1.0, 0.0) if self.against is not None else tuple(map(float, self.labels))
 
     def in_key(self, digest: str) -> dict[str, Any]:
-        """Return the fields that decide the scores, as JSON, with the model's content digest for its name; a question of ours
-        is there with its text."""
+        """Return the fields that decide the scores, as JSON, with the model's content digest for its name; Vantage's own
+        question is included as text."""
         return {**self.model_dump(mode="json"), "model": digest, "prompt": self.template}
 
     @rule

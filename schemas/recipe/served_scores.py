@@ -97,7 +97,7 @@ class Served(CalledServer):
     name: Name
     """Name of the term in metrics."""
     unreadable: Number | Literal["stop"] = STOP
-    """Meaning of a response whose answers cannot be read: ``stop`` ends the stage; a number is each of its scores."""
+    """Treatment of a response whose answers cannot be read: ``stop`` ends the stage; a number becomes each of its scores."""
     ask_again: CountOrZero = 2
     """Most repetitions of a question whose answer cannot be read."""
 
@@ -120,7 +120,7 @@ class JudgeServer(Served):
     tie, 0 if it is worse: the mean of both orders. None: the response is judged alone."""
     prompt: str | None = None
     """Question to the model: a text with ``{prompt}`` and ``{response}`` (with ``against``: ``{prompt}``, ``{first}`` and ``{second}``),
-    and where wanted ``{answer}`` and ``{criteria}``. None: a rubric of ours."""
+    and where wanted ``{answer}`` and ``{criteria}``. None: Vantage's own rubric."""
     scale: Annotated[tuple[Number, ...], Field(min_length=2, max_length=2)] | None = None
     """Lowest and highest number that the judge may give; the score is the number itself. None: 1 to 10."""
     temperature: NonNegative | None = 0.0
@@ -147,7 +147,7 @@ class JudgeServer(Served):
         return RUBRIC_TEMPLATE if self.against is None else PAIR_RUBRIC_TEMPLATE
 
     def in_key(self) -> dict[str, Any]:
-        """Return the fields that decide the scores, as JSON; a question of ours is there with its text."""
+        """Return the fields that decide the scores, as JSON; Vantage's own question is included as text."""
         return {**super().in_key(), "prompt": self.template}
 
     @property

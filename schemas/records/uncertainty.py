@@ -224,11 +224,11 @@ def differing_share(difference: float, uncertainty: Uncertainty) -> float:
 
 @dataclass(frozen=True)
 class Carried:
-    """The number of prompts that carry an explained variance, or a ratio of squares, with its uncertainty."""
+    """The effective number of prompts behind an explained variance or a ratio of squares, with its uncertainty."""
 
     uncertainty: Uncertainty
     prompts: float
-    """Number of prompts that carry its squares."""
+    """Effective number of prompts: (mean of squares / its standard error)²."""
 
 
 def carried(
