@@ -62,17 +62,17 @@ ARMS = (
 
 
 def sampled(workload: Workload) -> float:
-    """Responses that a stage samples, those to validate and to test included."""
+    """Return the number of responses that a stage samples, those to validate and to test included."""
     return sum(each.times * each.count for each in workload.samplings)
 
 
 def through(workload: Workload, does: str) -> float:
-    """Sequences through all networks together, with or without a backward pass."""
+    """Return the number of sequences that pass all networks together, with or without a backward pass."""
     return sum(each.times * each.sequences.count for each in workload.passes if each.does == does)
 
 
 def memory(workload: Workload) -> float:
-    """Weights, gradients and AdamW's moments in float32, in copies of the model's weights: 4 of a trained network, 1 of another."""
+    """Return the memory of weights, gradients and AdamW's moments in float32, in copies of the model's weights: 4 of a trained network, 1 of another."""
     whole = workload.network("policy").weights
     return sum((4 if each.is_trained else 1) * each.weights / whole for each in workload.networks)
 

@@ -103,7 +103,7 @@ def measure(size: Size, repeats: int) -> Measured:
         )
 
     def timed(work: Callable[[], None]) -> tuple[float, float]:
-        """Seconds, and MiB above what was there before the first call."""
+        """Return the seconds, and the MiB above what was in use before the first call."""
         memory, seconds = PeakMemory(), []
         work()  # warms up
         for _ in range(repeats):

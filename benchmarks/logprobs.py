@@ -54,7 +54,7 @@ def full_logits(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
 
 
 def full_log_p(model: LlamaForCausalLM, sequences: Sequences) -> Tensor:
-    """Log-probabilities (B, T, V) of every token at every position of a response."""
+    """Return log-probabilities (B, T, V) of every token at every position of a response."""
     logits: Tensor = model(
         input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, use_cache=False
     ).logits.float()

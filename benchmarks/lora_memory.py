@@ -27,7 +27,7 @@ SMOLLM2_135M = {
 
 
 def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
-    """Bytes that one arm takes in this process."""
+    """Return the bytes that one arm takes in this process."""
     import bitsandbytes  # noqa: F401 -- libraries do not count
     import peft  # noqa: F401
     import torch
@@ -76,7 +76,7 @@ def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
 
 
 def _scales(weight: object) -> int:
-    """Bytes of the scales of a weight in 4 bits."""
+    """Return the bytes of the scales of a weight in 4 bits."""
     state = getattr(weight, "quant_state", None)
     return 0 if state is None else int(state.absmax.nbytes)
 

@@ -71,7 +71,7 @@ def rows_of(lengths: list[int]) -> Sequences:
 
 
 def time_of(policy: PolicyModel, batches: list[Sequences], *, packing: bool) -> float:
-    """Seconds of the passes over all batches."""
+    """Return the seconds of the passes over all batches."""
     start = time.perf_counter()
     for batch in batches:
         policy.zero_grad()

@@ -31,7 +31,7 @@ def use_libraries() -> None:
 
 
 def _status(field: str) -> int:
-    """Bytes of a field of /proc/self/status."""
+    """Return the bytes that a field of /proc/self/status names."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

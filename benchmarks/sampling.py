@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def generate(model: PreTrainedModel, prompts: list[list[int]], eos: list[int]) -> list[int]:
-    """Lengths of responses by transformers."""
+    """Return the lengths of responses that transformers samples."""
     width = max(map(len, prompts))
     input_ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
     starts = torch.tensor([width - len(prompt) for prompt in prompts])
@@ -79,7 +79,7 @@ def generate(model: PreTrainedModel, prompts: list[list[int]], eos: list[int]) -
 
 
 def own(model: PreTrainedModel, prompts: list[list[int]], eos: list[int]) -> list[int]:
-    """Lengths of responses by our own loop."""
+    """Return the lengths of responses that our own loop samples."""
     samples = sample(
         model,
         prompts,

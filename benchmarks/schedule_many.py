@@ -217,7 +217,7 @@ def stop_workers(workers: Sequence[subprocess.Popen[bytes]], folder: Path) -> in
 
 
 def wait_for_task_runs(prefect: str) -> float:
-    """Prefect's server records task runs from a queue: wait until nothing changes any more; returns seconds."""
+    """Wait until the task runs that Prefect's server records from a queue change no more; return the seconds."""
     began = changed = time.monotonic()
     last: dict[str, int] = {}
     with psycopg.connect(prefect, autocommit=True) as connection:

@@ -194,7 +194,7 @@ def write(
 
 
 def draw(path: Path, pipelines: Sequence[Pipeline], samples: Sequence[Sample], *, slots: int) -> None:
-    """Slots in use, the queue and the load against time, and how long pipelines waited."""
+    """Draw slots in use, the queue and the load against time, and how long pipelines waited."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -17,7 +17,7 @@ WORKLOADS = ("train", "sample")
 
 
 def measure(workload: str, *, threads: int, seconds: float) -> float:
-    """Milliseconds of one step, in this process."""
+    """Return the milliseconds of one step, in this process."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -50,7 +50,7 @@ def measure(workload: str, *, threads: int, seconds: float) -> float:
 
 
 def measured_at_once(workload: str, spins: str, *, processes: int, threads: int, seconds: float) -> list[str]:
-    """Milliseconds of a step in each of so many processes."""
+    """Return the milliseconds of a step in each of so many processes."""
     own = {} if spins == "default" else {"GOMP_SPINCOUNT": spins}
     environment = {
         name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS")

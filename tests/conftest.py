@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for no garbage in what is loaded by now, and seldom in the rest: it was a quarter of the tests' time."""
+    """Look for no garbage in what is loaded by now, and seldom in the rest: else it takes a quarter of the tests' time."""
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     gc.enable()

@@ -47,7 +47,7 @@ def block(language: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the files that the README's recipe names."""
+    """A folder with the files that the README's recipe names."""
     (tmp_path / "gsm8k.py").write_text(block("python"))
     (tmp_path / "gsm8k.jsonl").write_text("")
     return tmp_path

@@ -63,18 +63,18 @@ def trunk_flops(size: Size, *, first: int, last: int) -> float:
 
 
 def head_flops(size: Size, *, tokens: int) -> float:
-    """Logits."""
+    """Return the FLOP of the logits of so many tokens."""
     return 2.0 * size.shape.head_matrix * tokens
 
 
 def read_weights(size: Size) -> float:
-    """Bytes of what one token of a batch reads of the policy: layers and output head."""
+    """Return the bytes of the policy's weights that one token of a batch reads: layers and output head."""
     shape = size.shape
     return BFLOAT16 * float(shape.num_layers * shape.layer_matrices + shape.head_matrix)
 
 
 def read_cache(size: Size, rollout: Rollout) -> float:
-    """Bytes of keys and values that one response's tokens read, its first one's none: that comes with the prompt."""
+    """Return the bytes of keys and values that the tokens of one response read. The first token reads none: it comes with the prompt."""
     shape = size.shape
     a_position = 2.0 * shape.num_layers * shape.kv_width * BFLOAT16
     return a_position * sum(range(rollout.prompt_tokens + 1, rollout.total_tokens))

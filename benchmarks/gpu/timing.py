@@ -59,7 +59,7 @@ def time_parts(
 
 
 def _time(part: Callable[[], None], device: torch.device) -> tuple[float, float]:
-    """Seconds, by the GPU's own clock where there is one, and peak memory."""
+    """Return the seconds, by the GPU's own clock where there is one, and the peak memory."""
     if device.type != "cuda":
         start = time.perf_counter()
         part()

@@ -19,7 +19,7 @@ class SideFailed(RuntimeError):
 
 
 def seconds_of_trl(python: Path, size: Size, rollout: Rollout, *, device: str, at_once: int) -> float:
-    """Seconds of one iteration.
+    """Return the seconds of one iteration.
 
     Args:
         at_once: responses in each of its passes, which it does not find by itself.

@@ -103,7 +103,7 @@ def scalar_model(material: Material) -> Any:
 
 
 def common(material: Material, folder: str) -> dict[str, Any]:
-    """Arguments of every trainer."""
+    """Return the arguments of every trainer."""
     return {
         "output_dir": folder,
         "use_cpu": True,
@@ -148,7 +148,7 @@ def ppo(material: Material, folder: str) -> None:
 
 
 def groups(material: Material) -> dict[str, Any]:
-    """Arguments of the trainers that sample groups."""
+    """Return the arguments of the trainers that sample groups."""
     workload = material.workload
     return {
         "num_train_epochs": FOREVER,
@@ -190,7 +190,7 @@ def rloo(material: Material, folder: str) -> None:
 
 
 def sft(material: Material, folder: str) -> None:
-    """Padded, on the responses alone."""
+    """Train with padding; only responses count in the loss."""
     from trl import SFTConfig, SFTTrainer
 
     rows: dict[str, list[list[int]]] = {"input_ids": [], "completion_mask": []}

@@ -251,7 +251,7 @@ def summed(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PreferenceLoss:
-    """Each row is a pair: its summed outputs against its first old value; an empty row has weight 0."""
+    """Return the Bradley-Terry loss of each row as a pair: its summed outputs against its first old value. An empty row has weight 0."""
     return bradley_terry(
         summed(outputs, batch),
         batch.old[:, 0],

@@ -55,7 +55,7 @@ def test_squared_advantages_by_hand():
 
 
 def test_one_prompt_with_a_single_response_leaves_the_others_mean_undefined():
-    """Of the other prompts alone it would be of other tokens than the critic's."""
+    """Without that prompt, the mean would be over other tokens than the critic's."""
     ones, prompts = torch.ones(3, 1), torch.tensor([0, 0, 1])
     assert squared_advantages(ones, ones, ones.bool(), prompts).others_mean is None
 

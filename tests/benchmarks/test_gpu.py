@@ -166,7 +166,7 @@ def test_rows_by_hand() -> None:
 
 
 def test_waits_are_counted_as_torch_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same line three times, each of which counts, and a warning of another kind; the mode is put back after an error too."""
+    """Count three equal warnings three times, and no warning of another kind. The mode is restored, also after an error."""
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 

@@ -106,7 +106,7 @@ def test_a_gate_on_a_share_opens_by_chance_as_rarely_as_it_says(n: int, rows: in
 
 @pytest.mark.parametrize(("rows", "n"), [(2, 5), (2, 12), (3, 6)])
 def test_so_does_one_on_rows_of_a_prompt_that_are_independent(rows: int, n: int) -> None:
-    """Every table of prompts by their right rows, with its multinomial chance."""
+    """Sum the multinomial probabilities of all tables (how many prompts have 0, 1, 2 … right rows) whose interval excludes the truth."""
     tables = [
         table
         for table in np.ndindex(*[n + 1] * rows)

@@ -26,12 +26,12 @@ def text(file: str, content: str | bytes) -> Damage:
 
 
 def tokenizer(**changes: object) -> Damage:
-    """Parts of tokenizer.json, changed."""
+    """Return a damage that changes parts of tokenizer.json."""
     return lambda folder: _edit(folder / "tokenizer.json", changes)
 
 
 def index(weight_map: object) -> Damage:
-    """The weights as a shard, under an index that says so."""
+    """Return a damage that makes the weights a shard, named by this index."""
 
     def damage(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
@@ -41,7 +41,7 @@ def index(weight_map: object) -> Damage:
 
 
 def header(change: Callable[[dict[str, Any]], None], *, length: int | None = None) -> Damage:
-    """The weights' header, changed, under a right (or another) length."""
+    """Return a damage that changes the header of the weights; ``length`` is written in place of the right length."""
 
     def damage(folder: Path) -> None:
         path = folder / "model.safetensors"

@@ -278,7 +278,7 @@ def test_checkpointed_gradients_are_bitwise_the_same_and_less_is_kept(
 
 
 def counting(run: Callable[[], dict[str, Tensor]]) -> tuple[dict[str, Tensor], int]:
-    """What it gives, and the bytes that the forward passes keep for the backward passes."""
+    """Return the result of ``run``, and the bytes that its forward passes keep for the backward passes."""
     kept = 0
 
     def pack(tensor: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def test_no_path_escapes(here: Path, path: str) -> None:
 
 
 def test_a_file_that_may_not_be_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user other than root meets it: `stat` works, or does not; `open` does not."""
+    """Imitate what a user who is not root sees: `open` fails, or already `stat` does."""
     (here / "x.yaml").write_text(WHOLE)
 
     def denied(*_: object, **__: object) -> int:

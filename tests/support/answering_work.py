@@ -12,7 +12,7 @@ QUESTIONS = ("b?", "a?", "c?")
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """One attempt at any kind of work."""
+    """Make one attempt at any kind of work."""
     if isinstance(job.work, PolicyOptimization):
         file = AnswerFile(job.scratch / ANSWERS)
         for number, text in enumerate(QUESTIONS):

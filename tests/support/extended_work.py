@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """One attempt at any kind of work."""
+    """Make one attempt at any kind of work."""
     work = job.work
     if not isinstance(work, PolicyOptimization):
         return run_fake_stage(job)

@@ -8,7 +8,7 @@ from vantage.schemas.records.job import StageJob, StageResult
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """One attempt at any kind of work."""
+    """Make one attempt at any kind of work."""
     result = fake_work.run_stage(job)
     (job.output / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (job.output / "tokenizer_config.json").write_text("{}")

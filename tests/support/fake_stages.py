@@ -121,7 +121,7 @@ def fill_a_database_beyond_the_limit(job: StageJob) -> StageResult:
 
 
 def save_where_nothing_fits(job: StageJob) -> StageResult:
-    """Not even the reason of the failure can be written, nor a line of the log."""
+    """Fail where not even the reason can be written, nor a line of the log."""
     from safetensors.torch import save_file
 
     return _beyond_the_limit(lambda: save_file({"a": _noise()}, job.scratch / "a.safetensors"), limit=0)

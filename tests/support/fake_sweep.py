@@ -13,7 +13,7 @@ compute_with("tests.support.fake_sweep.run_stage")
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """A fake stage; an evaluation's accuracy is a function of the candidate's weights alone."""
+    """Do a fake stage; an evaluation's accuracy is a function of the candidate's weights alone."""
     if job.work.kind == "policy_optimization" and (workspace_of(job) / "meet.txt").exists():
         meet(workspace_of(job) / "meet.txt")
     if isinstance(job.work, PolicyOptimization) and job.work.iterations == 13:

@@ -74,7 +74,7 @@ class LoRARequest:
 
 @torch.no_grad()
 def adapted(model: Any, folder: Path, *, factor: float = 1.0) -> Any:
-    """A copy of the model with an adapter of peft's files in its weights: W + (alpha / rank)·B·A."""
+    """Return a copy of the model with an adapter of peft's files in its weights: W + (alpha / rank)·B·A."""
     config = json.loads((folder / "adapter_config.json").read_text())
     matrices = load_file(folder / "adapter_model.safetensors")
     scaling = factor * config["lora_alpha"] / config["r"]
@@ -88,13 +88,13 @@ def adapted(model: Any, folder: Path, *, factor: float = 1.0) -> Any:
 
 
 def targets_of(folder: Path) -> set[str]:
-    """The last parts of the names of the layers with an adapter."""
+    """Return the last parts of the names of the layers with an adapter."""
     names = load_file(folder / "adapter_model.safetensors")
     return {name.rsplit(".lora_", 1)[0].rsplit(".", 1)[1] for name in names}
 
 
 def checksums_of(model: Any) -> dict[str, str]:
-    """The sha256 of each parameter as vLLM holds it: one matrix for queries, keys and values, and embeddings with rows of zeros."""
+    """Return the sha256 of each parameter as vLLM holds it: one matrix for queries, keys and values, and embeddings with rows of zeros."""
     weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
     for first in [name for name in weights if ".q_proj." in name]:
         parts = [weights.pop(first.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
@@ -227,7 +227,7 @@ class FakeEngine:
     @staticmethod
     @torch.no_grad()
     def read(model: Any, ids: list[int]) -> list[Any]:
-        """Log-probabilities of the prompt's own ids, as vLLM has them: none of the first."""
+        """Return log-probabilities of the prompt's own ids, as vLLM does: none for the first."""
         logprobs = model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
         read = [
             {token: SimpleNamespace(logprob=logprobs[at, token].item())} for at, token in enumerate(ids[1:])
@@ -242,7 +242,7 @@ class FakeEngine:
             self.open.pop(name, None)
 
     def step(self) -> list[Any]:
-        """One more token of every open request."""
+        """Sample one more token of every open request."""
         assert not self.is_asleep
         FAULTS.steps += 1
         if FAULTS.steps in FAULTS.raising_steps:

@@ -202,7 +202,7 @@ class FakeServer:
         self.last = self.loaded[name]
 
     def model_of(self, body: dict[str, Any]) -> Any:
-        """The model that a request names; None: there is none of this name."""
+        """Return the model that a request names; None: there is none of this name."""
         return self.model if "model" not in body else self.loaded.get(body["model"])
 
     def drawn(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -236,7 +236,7 @@ class FakeServer:
 
     @torch.no_grad()
     def read(self, ids: list[int], model: Any = None) -> list[Any]:
-        """Log-probabilities of the prompt's own ids."""
+        """Return log-probabilities of the prompt's own ids."""
         with self._lock:
             logprobs = (model or self.model)(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
         own = [

@@ -48,7 +48,7 @@ METRICS = {
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """One attempt at any kind of work."""
+    """Make one attempt at any kind of work."""
     pace = workspace_of(job) / "seconds.txt"
     seconds = float(pace.read_text()) if pace.exists() else 0.0
     mark(job, "started")
@@ -95,7 +95,7 @@ def leak() -> None:
 
 
 def train(job: StageJob, seconds: float) -> str:
-    """The chain over configuration, inputs and steps, from the newest checkpoint on."""
+    """Return the hash chain over configuration, inputs and steps, continued from the newest checkpoint."""
     checkpoint = job.scratch / CHECKPOINTS / "checkpoint.json"
     checkpoint.parent.mkdir(exist_ok=True)
     journal = Journal(job.scratch / JOURNAL)
@@ -160,7 +160,7 @@ def hang(job: StageJob) -> None:
 
 
 def _number_for(job: StageJob, file: str) -> int | None:
-    """The number beside the stage's name in a file of the workspace."""
+    """Return the number beside the stage's name in a file of the workspace."""
     path = workspace_of(job) / file
     told = dict(line.split() for line in path.read_text().splitlines()) if path.exists() else {}
     return int(told[job.name]) if job.name in told else None
@@ -177,7 +177,7 @@ def mark(job: StageJob, event: str) -> None:
 
 
 def workspace_of(job: StageJob) -> Path:
-    """``scratch`` is ``<workspace>/store/scratch/<key>``."""
+    """Return the workspace: ``scratch`` is ``<workspace>/store/scratch/<key>``."""
     return job.scratch.parents[2]
 
 

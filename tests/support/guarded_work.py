@@ -19,7 +19,7 @@ CLIPS = "clips"
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """One attempt at any kind of work."""
+    """Make one attempt at any kind of work."""
     if job.work.kind != "policy_optimization":
         return run_fake_stage(job)
     mark(job, "started")

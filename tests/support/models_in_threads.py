@@ -25,7 +25,7 @@ class ModelThread:
         self._thread.start()
 
     def kill(self) -> None:
-        """End its input, after which it ends."""
+        """Close its input; the thread then ends."""
         with suppress(OSError):
             self.stdin.close()
 

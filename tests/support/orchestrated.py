@@ -102,18 +102,18 @@ def orchestrated(
 def attempt(
     orchestrator: Orchestrator, step: str, share: Share | None = None, *, only_reuse: bool = False
 ) -> StageRecord:
-    """One attempt at the step, from its request to its record."""
+    """Make one attempt at the step, from its request to its record."""
     request = orchestrator.request(step, share, only_reuse=only_reuse)
     return orchestrator.run.record.stages[step] if request is None else orchestrator.attempt(request)
 
 
 def attempt_all(orchestrator: Orchestrator, *, until: str | None = None) -> dict[str, StageRecord]:
-    """Every step in order, as a run that has nothing to compute does it; up to and without ``until``."""
+    """Attempt every step in order, as a run that has nothing to compute does, up to and without ``until``."""
     return _attempt_steps(orchestrator, takewhile(lambda step: step != until, orchestrator.inputs))
 
 
 def attempt_rest(orchestrator: Orchestrator, begin: str) -> dict[str, StageRecord]:
-    """The steps from ``begin`` on, after ``attempt_all(until=begin)``."""
+    """Attempt the steps from ``begin`` on, after ``attempt_all(until=begin)``."""
     return _attempt_steps(orchestrator, dropwhile(lambda step: step != begin, orchestrator.inputs))
 
 
@@ -131,12 +131,12 @@ def _attempt_steps(orchestrator: Orchestrator, steps: Iterable[str]) -> dict[str
 
 
 def events(workspace: Workspace) -> list[str]:
-    """Which computations there were, as ``fake_work`` wrote them down."""
+    """Return the computations that there were, as ``fake_work`` recorded them."""
     path = workspace.root / "events.txt"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def pace(workspace: Workspace, seconds: float) -> None:
-    """How long a step of a fake stage takes from now on."""
+    """Set how long a step of a fake stage takes from now on."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     (workspace.root / "seconds.txt").write_text(str(seconds))

@@ -46,7 +46,7 @@ def kill_all(process: subprocess.Popen[Any]) -> None:
 
 
 def computations(tmp_path: Path, step: str = "sft") -> list[str]:
-    """``started`` and ``finished`` of the step's computations on all workers."""
+    """Return ``started`` and ``finished`` of the step's computations on all workers."""
     lines = [
         line
         for file in sorted(tmp_path.glob("worker-*/events.txt"))
@@ -56,12 +56,12 @@ def computations(tmp_path: Path, step: str = "sft") -> list[str]:
 
 
 def is_under_way(tmp_path: Path) -> bool:
-    """Whether a worker computes sft and has saved a checkpoint."""
+    """Return whether a worker computes sft and has saved a checkpoint."""
     return any(tmp_path.glob("worker-*/*/scratch/*/checkpoints/checkpoint*"))
 
 
 def start_pipeline(workspace: Workspace, recipe: Path, override: str = ON_POOL) -> subprocess.Popen[str]:
-    """``vantage run`` in a process group of its own."""
+    """Start ``vantage run`` in a process group of its own."""
     command = [sys.executable, "-c", VANTAGE, "run", str(recipe), "--set", override]
     return WITH_PREFECT.popen(
         [*command, "--workspace", workspace.address],
@@ -74,14 +74,14 @@ def start_pipeline(workspace: Workspace, recipe: Path, override: str = ON_POOL) 
 
 
 def in_a_process(workspace: Workspace, recipe: Path) -> int:
-    """The exit code of ``vantage run``."""
+    """Return the exit code of ``vantage run``."""
     process = start_pipeline(workspace, recipe)
     print(process.communicate()[0])
     return process.returncode
 
 
 def assert_quiet(printed: str) -> None:
-    """No traceback, and a line about the outage at most once a minute: it lasted less than four."""
+    """Check that no traceback was printed, and a line about the outage at most once a minute: it lasted less than four."""
     assert "Traceback" not in printed
     assert "Error logging to API" not in printed
     assert 1 <= printed.count("has not answered since") <= 4, printed

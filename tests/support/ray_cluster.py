@@ -56,7 +56,7 @@ def _load_asked_modules() -> None:
 
 
 def main() -> None:
-    """Commands: ``add`` a node of one CPU (``add 2``: of two), ``lose`` the newest, as if its power was cut, ``count`` them, ``end``."""
+    """Obey commands: ``add`` a node of one CPU (``add 2``: of two), ``lose`` the newest, as if its power was cut, ``count`` them, ``end``."""
     # The head has no CPU for ranks: it cannot be lost. Its dashboard answers what Ray Train asks of its own actors. Without a port
     # it takes the next free one, since other tests may have clusters at the same time.
     _load_asked_modules()

@@ -40,7 +40,7 @@ def run_recipe(
     *overrides: str,
     stage_function: str = "tests.support.fake_work.run_stage",
 ) -> tuple[RunRecord, str]:
-    """What ``vantage run`` does in this process, and what it printed."""
+    """Do what ``vantage run`` does, in this process; return the run and what it printed."""
     printed = io.StringIO()
     screen = Screen(Console(file=printed, width=200))
     resolved, _ = load_resolved(str(recipe), overrides)
@@ -57,7 +57,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 300.0, *, pause: 
 
 
 def prefect_shows(flow_run_id: str) -> tuple["FlowRun", dict[str, str | None]]:
-    """A flow run, and name → state of each of its task runs once the server has heard of their ends."""
+    """Return a flow run, and name → state of each of its task runs, once the server has recorded their ends."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.client.schemas.objects import StateType
@@ -80,7 +80,7 @@ def prefect_shows(flow_run_id: str) -> tuple["FlowRun", dict[str, str | None]]:
 
 @contextmanager
 def prefect_at(url: str | None, **others: str) -> Iterator[None]:
-    """The address that a user names, to us and to our children; None: none is named."""
+    """Set the address of Prefect that a user names, for this process and its children; None: name none."""
     before = _set_environment({"PREFECT_API_URL": url, **others})
     try:
         yield
@@ -90,7 +90,7 @@ def prefect_at(url: str | None, **others: str) -> Iterator[None]:
 
 @contextmanager
 def configured_server(home: Path, port: int) -> Iterator[Any]:
-    """A server as a user has one; it may be killed inside."""
+    """Yield the process of a server as a user has one; it may be killed inside."""
     home.mkdir(exist_ok=True)
     with new_database(home), WITH_PREFECT.children():
         process = _server_process(home, port, home / "server.log")

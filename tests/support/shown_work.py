@@ -13,7 +13,7 @@ ROWS = 40
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """As ``audited_work``; an evaluation has responses and a standard error, data has rows that were left out."""
+    """Do as ``audited_work`` does; an evaluation has responses and a standard error, data has rows that were left out."""
     result = audited_work.run_stage(job)
     if job.work.kind == "evaluation":
         for role, response, judgement in (("baseline", "3", 0.0), ("candidate", "2", 1.0)):

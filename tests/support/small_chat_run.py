@@ -76,7 +76,7 @@ def make_small_chat_run(
 
 
 def save_chat_model(folder: Path) -> None:
-    """A Llama of two layers with random weights, and a byte-level tokenizer with ChatML's template.
+    """Save a Llama of two layers with random weights, and a byte-level tokenizer with ChatML's template.
 
     A turn ends with ``<|im_end|>``, which is not the tokenizer's end-of-sequence token.
     """

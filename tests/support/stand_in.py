@@ -2,8 +2,8 @@
 
     python -m tests.support.stand_in MODULE ARGUMENTS
 
-does what a process does that calls the module's ``main``, and loads nothing itself. Ray's nodes and the product start their programs so:
-no function of the tests is called there. This one sends its arguments, environment, folder and files to ``WITH_TORCH``; it ends with
+behaves as a process that calls the module's ``main``, and loads nothing itself. It is for programs that Ray's nodes or the product start
+by a command, where no function of the tests can be called. This one sends its arguments, environment, folder and files to ``WITH_TORCH``; it ends with
 the fork and its exit code, and the fork ends with it.
 """
 

@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def started(popen: Callable[..., Any], words: list[str], folder: Path, **options: Any) -> tuple[Any, ...]:
-    """(Exit code, output, errors) of Python with these words."""
+    """Return errors, output and exit code of Python with these words."""
     environment = {**os.environ, "GIVEN": "here", "PREFECT_API_URL": "http://127.0.0.1:1/api"}
     environment |= {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PYTHONWARNINGS": "ignore"}
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -125,7 +125,7 @@ class PolicyStage:
         return a.optimal_value_beta * math.log(mean([math.exp(r / a.optimal_value_beta) for r in worth]))
 
     def track(self, r: Rollout) -> None:
-        """Take the rollout's scores into the running means, prompt by prompt; then how far its update moved the policy."""
+        """Update the running mean of each prompt with the rollout's scores, then add the KL by which the update moved the policy."""
         a = self.switches
         prompts = list(map(tuple, r.batch.prompts))
         for prompt in dict.fromkeys(prompts):

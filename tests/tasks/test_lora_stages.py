@@ -256,7 +256,7 @@ def test_sharded_checkpoints_have_each_ranks_rows_of_the_adapters_alone(sharded:
 def test_a_sharded_checkpoint_of_adapters_is_read_by_other_ranks(
     world_size: int, strategy: str, sharded: dict[str, StageJob], lora_pipeline: Any, tmp_path: Path
 ) -> None:
-    """Nothing is left to train, and the artifact has the bytes of the two ranks'."""
+    """The checkpoint is that of the last step, so nothing is trained, and the artifact has the bytes that two ranks wrote."""
     again = sharded_job("sft", lora_pipeline, tmp_path)
     shutil.rmtree(again.scratch)
     shutil.copytree(sharded["sft"].scratch, again.scratch)

@@ -185,11 +185,11 @@ def test_a_star_po() -> None:
     beta, v = 0.05, 0.25  # β2 of the KL; the paper has 1e-3
     learnt = learn("a_star_po", scores=[1.0, -1.0], prompt_baseline=v, kl_coef=beta)
     assert has_no_critic(learnt)
-    # Σ k1 is −0.2 of a, and 0.4 of b
+    # Σ k1 is −0.2 for a, and 0.4 for b
     a, b = 1.0 - beta * -0.2 - v, -1.0 - beta * 0.4 - v
     assert learnt.advantages == close([a, a, b, b, b])
     update = learnt.policy_update(UNMOVED)
-    assert update.loss == close((3.0 * a + 3.0 * b) / 2)  # −Σ log π is 3 of both
+    assert update.loss == close((3.0 * a + 3.0 * b) / 2)  # −Σ log π is 3 for both
     of_regression = [2 * beta * (beta * -0.2 - (1.0 - v)) / 2] * 2 + [
         2 * beta * (beta * 0.4 - (-1.0 - v)) / 2
     ] * 3

@@ -206,7 +206,7 @@ def test_a_stage_that_an_earlier_version_began_goes_on_without_win_rates(
 def test_a_watch_has_prompts_of_its_own(
     pipeline: Any, seen: list[Sampled], contents: Contents, split: Any
 ) -> None:
-    """Its responses are to these alone, and validation is what it was."""
+    """The watch samples responses only to its own prompts, and validation is unchanged."""
     prompts = WatchPrompts(data="demonstrations", split=split, samples=6)
     watch = Watch(judge=Judge(verifier="arithmetic"), every=1, on_fall="warn", prompts=prompts)
     more = {"watch_prompts": "demonstrations"}

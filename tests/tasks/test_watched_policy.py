@@ -76,7 +76,7 @@ def test_falls_are_counted_against_the_measurement_that_the_judge_liked_best(see
 
 
 def test_falls_count_only_in_a_row() -> None:
-    """Better, a fall, a measurement in which the reward has not risen, a fall again, and one that the judge likes best."""
+    """The measurements: the best so far, a fall, one in which the reward has not risen, two falls in a row, and a new best."""
     prompts, noise = [str(k) for k in range(8)], [0.01 * (k % 3) for k in range(8)]
     seen, falls = WatchedSoFar(), []
     for reward, judged in ((0.0, 1.0), (1.0, 0.5), (0.0, 0.5), (1.0, 0.5), (1.0, 0.4), (1.0, 2.0)):

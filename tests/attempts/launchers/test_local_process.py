@@ -466,7 +466,7 @@ thread.join()
 
 
 def start_orchestrator(folder: Path, stage: str) -> subprocess.Popen[bytes]:
-    """As ``python -m`` in a folder of the user, which comes first on the path."""
+    """Start an orchestrator as ``python -m`` does in a folder of the user, which is then the first entry of the path."""
     (folder / "orchestrator.py").write_text(
         ORCHESTRATOR.format(
             root=str(ROOT),

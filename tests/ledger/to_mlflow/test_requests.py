@@ -64,7 +64,7 @@ def asked(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, l
 def test_an_operation_writes_its_run_once_and_reads_only_what_nobody_told(
     asked: list[tuple[str, list[str]]],
 ) -> None:
-    """``log_batch`` takes params, tags and metrics of one run at once; the second one is that of the parent run."""
+    """``log_batch`` writes params, tags and metrics of one run at once; where there are two, the second is for the parent run."""
     model = ["search_logged_models", "create_logged_model", "finalize_logged_model", "log_outputs"]
     assert dict(asked) == {
         "open_run": ["search_runs", "create_run", "log_batch"],

@@ -86,7 +86,7 @@ def test_every_preset_by_name_alone_with_a_switch_and_written_out(preset: str) -
 
 
 def objects(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where fields are listed, and how the place is called."""
+    """Yield the name of each class, and each part of the schema that lists its fields."""
     for name, definition in {"": schema, **schema["definitions"]}.items():
         for inner in (definition, *definition.get("anyOf", ())):
             if "properties" in inner:

@@ -218,7 +218,7 @@ def test_a_server_on_a_gpu_samples_each_response_as_if_it_were_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """vLLM's batch-invariant mode, where the GPU has it, unless the environment sets another value."""
+    """The server uses vLLM's batch-invariant mode where the GPU supports it, unless the environment sets another value."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     settings = own_servers.Settings(precision="float32", max_tokens=8, max_rows=None, seconds=1.0)
     policy: Any = SimpleNamespace(device=torch.device("cpu" if gpu is None else "cuda"))

@@ -84,7 +84,7 @@ Loss = Callable[[Path, list[int]], tuple[nn.Module, Metrics]]
 
 
 def with_tokens(metrics: Metrics, num_tokens: int) -> Metrics:
-    """What a step read is a number of all ranks too: a pass that only keeps step reads nothing of its own."""
+    """Return the metrics with the number of tokens read, which is summed over ranks: a rank without rows of its own reads none."""
     return {**metrics, "num_tokens": num_tokens}
 
 

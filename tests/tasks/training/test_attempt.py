@@ -53,7 +53,7 @@ def sft_job(folder: Path, *, checkpoint_every: int) -> StageJob:
 
 
 def train(job: StageJob, *, kill_after: int | None = None, total: int = TOTAL) -> dict[str, torch.Tensor]:
-    """A tiny regression; ``kill_after`` steps the process is gone."""
+    """Train a tiny regression; raise ``Killed`` after ``kill_after`` steps."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -16,7 +16,7 @@ TOTAL = 5
 
 
 def work(scratch: Path, *, kill_in: int | None = None) -> list[dict[str, Any]]:
-    """Squares of the numbers of the batches; killed in the middle of batch ``kill_in``."""
+    """Return the squares of the batches' numbers; raise ``Killed`` in the middle of batch ``kill_in``."""
     with BatchFiles(scratch, total=TOTAL, phase="squaring") as files:
         for number in files.remaining():
             if number == kill_in:

@@ -74,7 +74,7 @@ def by_hand(steps: int) -> dict[str, Tensor]:
 
 
 def deviation(found: nn.Module, expected: dict[str, Tensor]) -> float:
-    """Distance of all weights from the expected ones, as a share of the way that these went."""
+    """Return the distance of all weights from the expected ones, divided by the distance of these from the first weights."""
     begun, moved = dict(network().named_parameters()), dict(found.named_parameters())
     squares = [
         ((moved[name] - each).square().sum().item(), (begun[name] - each).square().sum().item())

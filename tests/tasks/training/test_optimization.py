@@ -69,7 +69,7 @@ def test_a_gradient_that_is_not_finite_touches_nothing(bad: float) -> None:
 
 
 class Launched(TorchDispatchMode):
-    """The operators that are called while it is entered."""
+    """Counts the operators that are called inside its block."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +81,7 @@ class Launched(TorchDispatchMode):
 
 
 def launched_by_a_step(num_layers: int) -> Counter[str]:
-    """Of the second step: the first one also makes the moments."""
+    """Return the operators that the second step calls: the first step also creates the moments."""
     module = nn.Sequential(*(nn.Linear(3, 3) for _ in range(num_layers)))
     optimizer = make_optimizer(module, weight_decay=0.1)
     for _ in range(2):

@@ -29,14 +29,14 @@ def test_of_a_mean_it_is_the_clustered_error() -> None:
 
 
 def wrongs(of_rows: Tensor) -> Statistic:
-    """Weights of rows and of the same rows turned (R,2N) → the share that is wrong (R,1)."""
+    """Return a statistic of the weights (R,2N) of the rows and of the same rows turned: the weighted share that is wrong (R,1)."""
     both = torch.cat((of_rows, 1 - of_rows))
     return lambda weights: (weights @ both / weights.sum(dim=1))[:, None]
 
 
 @pytest.mark.parametrize(("n", "exact"), [(4, 0.602), (16, 0.206), (64, 0.056)])
 def test_prompts_that_are_all_right_may_hide_wrong_ones(n: int, exact: float) -> None:
-    """0 wrong of n: the exact 97.5 % bound is 1 − 0.025^(1/n). A resample turns each prompt with a chance of 2/(n + 4)."""
+    """0 wrong of n: the exact 97.5 % bound is 1 − 0.025^(1/n). Each resample turns each prompt (right → wrong) with probability 2/(n + 4)."""
     assert exact == pytest.approx(1 - 0.025 ** (1 / n), abs=5e-4)
     found = bootstrapped_size(wrongs(torch.zeros(n).double()), torch.arange(n), seed=0)
     assert [each[0] for each in found.intervals] == list(CONFIDENCES)

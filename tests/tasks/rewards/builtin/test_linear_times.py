@@ -129,6 +129,6 @@ def test_what_is_unique_is_what_the_library_finds_unique() -> None:
 
 
 def test_equal_lists_that_true_separates_are_found() -> None:
-    """The library sorts these, and compares neighbours alone."""
+    """The library sorts these lists, and compares only neighbours: it misses two equal lists that `true`, which sorts as 1, separates."""
     assert unique("[[1], [true], [1]]") is False
     assert unique("[[1], [true], [0], [false]]") is True
