@@ -172,7 +172,7 @@ class Recording:
             self.watcher.say(f"  {step} is made, and NOT SIGNED: {reason}; sign it later: {remedy}", "red")
 
     def _ask(self, step: str, artifact: Artifact, verdicts: tuple[Verdict, ...]) -> Standing:
-        """Record the question to a person about the artifact, if any; returns whether dependent steps may start."""
+        """Record the question that a person must answer about the artifact, if there is one; return whether dependent steps may start."""
         question = question_about(step, artifact, verdicts)
         if question is None:
             self.run.withdraw(step)

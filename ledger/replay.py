@@ -143,8 +143,8 @@ class _Chain:
         self._so_far = hashlib.sha256()
 
     def add(self, number: int, line: bytes, value: object) -> bool:
-        """Compare the sha256 in a line with the lines before it; return whether it has one. The field is taken out of its
-        value."""
+        """Compare the sha256 in a line with the lines before it; return whether the line has such a field, which is
+        removed from its value."""
         before = value.pop(BEFORE, None) if isinstance(value, dict) else None
         if before is None and self.is_begun:
             self._change(f"line {number} has no {BEFORE}, and a line before it has")

@@ -106,7 +106,7 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 def _in_4_bits(linear: nn.Module) -> nn.Module:
-    """Return the layer that replaces a linear one without weights; it has no weight either."""
+    """Return the 4-bit layer that replaces a linear layer on the meta device; its weight is loaded later."""
     assert isinstance(linear, nn.Linear), "named when it was rounded"
     held = _layer_class()(linear.in_features, linear.out_features, bias=False, device="meta")
     held.bias = linear.bias

@@ -147,7 +147,7 @@ class ReplayedSteps:
 
 
 class _Run:
-    """One batch, from its second token on."""
+    """Samples one batch, from its second token on."""
 
     def __init__(self, steps: CapturedSteps, batch: PartialResponses, endings: Endings) -> None:
         self._steps, self._batch, self._endings = steps, batch, endings

@@ -4,7 +4,7 @@ A lease can be lost while its holder sleeps, so a lease alone protects nothing h
 
 - a ref is marked first. Then the runs are read, and then it is removed from exactly the record that was marked, by a
   conditional write. A lookup that finds the mark removes it, and then that write is refused.
-- an object is removed in one request, right after a beat of its lease has succeeded. A process that commits an equal object
+- an object is removed in one request, right after a heartbeat of its lease has succeeded. A process that commits an equal object
   holds that lease from before the upload until the ref is written, and uploads again if the lease was lost in between.
 
 A removed artifact leaves a record (``vantage.storage.removed``), written before its files are removed. If the artifact then
@@ -40,7 +40,7 @@ from vantage.storage.sealed_folders import MANIFEST
 _READS = 16
 """Number of records that are read at once."""
 _SILENT_SECONDS = 3600.0
-"""Seconds after which an attempt without an outcome and without new messages counts as lost; it beats every few seconds."""
+"""Seconds after which an attempt without an outcome and without new messages counts as lost; it sends a heartbeat every few seconds."""
 _CLOCK = "leases/clock"
 """Path of a file that is written to read the time of the storage's own clock."""
 

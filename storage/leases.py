@@ -3,7 +3,7 @@
 A lease is a record with a counter that its holder raises. A process that waits watches the counter, and measures its time
 on its own monotonic clock: no clocks of two machines are ever compared. If the counter does not change for
 ``LEASE_SECONDS``, the holder is dead or cut off, and the waiter takes the lease over. A holder that was only slow learns
-this at its next beat, and its commit is refused, because the new holder has counted a new attempt.
+this at its next heartbeat, and its commit is refused, because the new holder has counted a new attempt.
 """
 
 import logging
@@ -81,7 +81,7 @@ class RemoteLeases:
     def try_hold(self, path: str, *, holder: str) -> "HeldLease | None":
         """Hold the lease at ``path`` unless a living process holds it, and renew it until it is closed; None: its holder lives.
 
-        Waits until the holder has beaten, or has been silent for the time of its lease.
+        Waits for the holder's next heartbeat, or until it has been silent for the time of its lease.
         """
         lease = Lease(holder=holder, token=secrets.token_hex(8), seconds=self.seconds)
         while not self.is_held(path):
@@ -93,7 +93,7 @@ class RemoteLeases:
         return None
 
     def is_held(self, path: str) -> bool:
-        """Return whether a living process holds the lease; waits for the next beat, or for the time of the lease."""
+        """Return whether a living process holds the lease; waits for the next heartbeat, or for the time of the lease."""
         first: Version | None = None
         while True:
             present, version = self._read(path)
@@ -145,7 +145,7 @@ class RemoteLeases:
             return None, version
 
     def _is_silent(self, path: str, lease: Lease, version: Version | None) -> bool:
-        """Return whether this process has seen the same beat for the time of the lease."""
+        """Return whether this process has seen the same heartbeat for the time of the lease."""
         seen, since = self._watched.get(path, (None, 0.0))
         if seen != version:
             self._watched[path] = (version, time.monotonic())
@@ -175,7 +175,7 @@ class HeldLease:
         self._write(self._lease.model_copy(update={"holder": None}))
 
     def is_still_ours(self) -> bool:
-        """Return whether the lease is still ours; a beat must succeed first."""
+        """Return whether the lease is still ours; a heartbeat must succeed first."""
         before = self._lease.beat
         self._write(self._lease.model_copy(update={"beat": before + 1}))
         return self._version is not None and self._lease.beat > before
@@ -194,7 +194,7 @@ class HeldLease:
                     self._lease = lease
                 except Conflict:
                     self._version = self._version_if_ours()
-            except (BaseError, OSError) as error:  # a network failure: the next beat tries again
+            except (BaseError, OSError) as error:  # a network failure: the next heartbeat tries again
                 _log.warning("%s: the lease could not be renewed: %s", self._path, error)
 
     def _version_if_ours(self) -> Version | None:

@@ -240,7 +240,7 @@ class ObjectStorage:
         return self._leases.hold(path, holder=holder, on_wait=on_wait, timeout=timeout)
 
     def holder_of(self, stage_key: str) -> str | None:
-        """Return the holder of the key's lease, after its next beat."""
+        """Return the holder of the key's lease, after its next heartbeat."""
         return self._leases.living_holder(f"leases/{checked_digest(stage_key)}.json")
 
     def next_attempt(self, stage_key: str) -> int:

@@ -154,10 +154,9 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
 
 
 def asked_within(limits: PassLimits) -> Any:
-    """Return lm-eval's class of models, with as many texts at once as both bounds allow; its own bounds only the number
-    of texts.
+    """Return lm-eval's model class with a batch size that respects both limits; lm-eval itself limits only the number of texts.
 
-    The longest of all texts decides: lm-eval asks the longest first, in batches of one size.
+    The longest text decides the batch size: lm-eval evaluates the longest texts first, and all batches have one size.
     """
     from lm_eval.models.huggingface import HFLM
     from lm_eval.models.utils import normalize_gen_kwargs

@@ -84,7 +84,7 @@ def counts_of(work: MixData, side: str, sizes: Sequence[int]) -> list[int]:
 
 
 def apportioned(total: int, weights: Sequence[float]) -> list[int]:
-    """Return whole numbers in the shares of the weights that add up to ``total``: the largest remainders are rounded up."""
+    """Split ``total`` into whole numbers in proportion to the weights, by the largest-remainder method."""
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [int(each) for each in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])

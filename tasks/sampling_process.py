@@ -73,7 +73,7 @@ TEMPLATE_BYTES = 2 * 2**30
 """Memory that a request's rendering may take in addition to what the process has already."""
 
 Bounds = Callable[[int], AbstractContextManager[None]]
-"""Seconds (0: no limit) → what bounds the chat template in its block; a template is a program by the model's author."""
+"""Returns a context in which the chat template has so many seconds of processor time (0: no limit). A template is a program by the model's author."""
 
 
 def unbounded(_seconds: int) -> AbstractContextManager[None]:

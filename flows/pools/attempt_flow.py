@@ -32,7 +32,7 @@ from vantage.tasks.training.watched import ask_to_finish
 
 BEAT_SECONDS = 5.0
 LOG_BYTES = 2**20
-"""Bytes of a log that is sent with every beat; a log of twice as many is sent with every second beat."""
+"""Bytes of a log that is sent with every heartbeat; a log of twice as many is sent with every second one."""
 
 
 @flow(name="vantage-attempt", flow_run_name="{name}", persist_result=False)

@@ -337,7 +337,7 @@ def _write_response(
 
 
 def _passes_zero_at(before: int, change: int) -> int | None:
-    """Return the number (from 1) of the first digit counted from `before` that is beyond 9 or 0; None: there is none."""
+    """Return how many steps it takes to count from `before` past 9 (or, downwards, past 0); None: `change` steps do not reach it."""
     at = 10 - before if change > 0 else before + 1
     return at if at <= abs(change) else None
 

@@ -72,7 +72,7 @@ NOT_COUNTED = EncodingCounts()
 
 
 class Encoded(Protocol):
-    """One split as ids."""
+    """One split as token ids."""
 
     @property
     def counts(self) -> EncodingCounts: ...

@@ -44,8 +44,10 @@ def as_verdict(returned: object) -> Verdict:
 
 
 def is_numpy(value: object, name: str) -> bool:
-    """Return whether a value is of numpy's class of that name. Loads no numpy, which would take a third of the start of a
-    verifier's process."""
+    """Return whether a value is an instance of numpy's class of that name.
+
+    Does not import numpy, which would take a third of the start of a verifier's process: without it, no value is numpy's.
+    """
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, getattr(numpy, name))
 

@@ -38,7 +38,7 @@ class RolloutEngine(Protocol):
         """Return whether the responses since the last ``begin`` were begun before the policy's last update."""
 
     def __enter__(self) -> Self:
-        """Allow sampling beside other work from now on, if ``begin`` has an effect."""
+        """Let ``begin`` sample beside other work from now on. Has no effect on an engine that does not sample ahead."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -22,11 +22,12 @@ MAX_GAP: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 0.25}
 and 0.11 of SmolLM2, whose logits are larger (docs/log/models_and_sampling.md)."""
 
 MOVED: dict[Precision, float] = {"float32": 1e-5, "bfloat16": 0.05}
-"""Mean |Δ| between the policy and itself before its update above which an engine that has taken it computes other bits."""
+"""Mean |Δ| between the log-probabilities of the policy before and after an update. If it is larger, an engine that has taken the update
+must compute other bits than before."""
 
 NEARER: dict[Precision, float] = {"float32": 1e-5, "bfloat16": 0.25}
-"""Mean |Δ| between the policy and itself before its update above which an engine that has taken it is nearer to the policy now: more
-than the rounding of both."""
+"""The same mean |Δ|. If it is larger, which is more than the rounding of both, an engine that has taken the update must be nearer to the
+policy after it than to the policy before it."""
 
 EFFECT: dict[Precision, float] = {"float32": 2e-5, "bfloat16": 0.25}
 """Least mean |Δ| between the policy with and without its adapters for a comparison of their effects."""

@@ -31,7 +31,7 @@ class Models:
 def both_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> tuple[Tensor, Tensor | None]:
     """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have a gradient.
 
-    The reference is first, so that an offloaded one has left the device when the policy keeps tensors for its backward pass.
+    The reference is computed first: an offloaded one has left the device again before the policy keeps tensors for its backward pass.
     """
     of_reference = None
     with autocast(precision, batch.input_ids.device):

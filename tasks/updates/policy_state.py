@@ -71,7 +71,7 @@ def entropy_controller(state: PolicyState, algorithm: Algorithm) -> EntropyContr
 def with_updated_entropy_coef(state: PolicyState, entropy: float | None, algorithm: Algorithm) -> PolicyState:
     """Return the state with the entropy coefficient for the next update, moved by the entropy (nats per token) in this one.
 
-    An entropy that is not finite, where the stage tolerates one, moves nothing; nor does None, of an update that measured none.
+    The coefficient stays as it is if the entropy is not finite, which a stage may tolerate, or None: the update measured none.
     """
     controller = entropy_controller(state, algorithm)
     if controller is None or entropy is None or not isfinite(entropy):
