@@ -196,9 +196,20 @@ def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
 
 
 def workspace_at(place: str) -> "Workspace":
-    """Return the workspace in a folder or a bucket. Raises RunError if there is a file in its place."""
-    from vantage.runs.workspace import RunError, Workspace
+    """Return the workspace in a folder or a bucket.
 
+    Raises:
+        RunError: there is a file in its place.
+        ValueError: it begins as the address of a bucket, and names none.
+    """
+    from vantage.runs.workspace import RunError, Workspace
+    from vantage.storage.bucket import SCHEMES, address_forms
+
+    scheme, _, rest = place.partition(":")
+    if scheme in SCHEMES and not re.match("//[^/]", rest):
+        raise ValueError(
+            f"--workspace={place} names no bucket; write {', '.join(address_forms())}, or the path of a folder"
+        )
     workspace = Workspace.at(place)
     if workspace.uri is None and workspace.root.is_file():
         raise RunError(f"workspace {workspace.root} is a file; name another with --workspace DIR")

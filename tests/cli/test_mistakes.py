@@ -93,6 +93,9 @@ def test_mistakes_in_a_recipe(folder: Path, right: str, wrong: str, message: str
         ("estimate first.yaml --gpu h1000", "--gpu=h1000 is not known; use one of h100"),
         ("data inspect nothing.jsonl", "nothing.jsonl: there is no such file; correct the path"),
         ("status --workspace first.yaml", "workspace {folder}/first.yaml is a file; name another with --workspace DIR"),
+        ("plan first.yaml --workspace s3://", "--workspace=s3:// names no bucket; write s3://BUCKET/PREFIX, gs://…, az://…, or the path of a folder"),
+        ("plan first.yaml --workspace s3:bucket", "--workspace=s3:bucket names no bucket; write s3://BUCKET/PREFIX"),
+        ("plan first.yaml --workspace gs:///x", "--workspace=gs:///x names no bucket"),
     ],
 )  # fmt: skip
 def test_mistakes_in_what_a_command_is_given(folder: Path, words: str, message: str) -> None:
