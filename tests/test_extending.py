@@ -192,7 +192,7 @@ def touched(folder: Path) -> list[str]:
 
 
 def environment_of(tree: Path, **more: str) -> dict[str, str]:
-    """The environment of a process whose packages are the copy's: one thread, as all of the tests have, since two wait for each other."""
+    """Return the environment of a process whose packages are the copy's: one thread, as all of the tests have, since two wait for each other."""
     kept = {"OMP_NUM_THREADS": "1", "VANTAGE_CACHE": os.environ["VANTAGE_CACHE"]}
     return {"PATH": "", "PYTHONPATH": str(tree), **kept, **more}
 
@@ -221,7 +221,7 @@ def forked(
 
 
 def run_in(tree: Path, *arguments: str, **environment: str) -> str:
-    """What a Python process prints whose packages are the copy's."""
+    """Return what a Python process prints whose packages are the copy's."""
     done = python(tree, arguments, environment_of(tree, **environment))
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -236,7 +236,7 @@ def planned(tree: Path, recipe: str) -> str:
 
 
 def refused(tree: Path, recipe: str, workspace: str = "workspace") -> str:
-    """What the recipe is refused with."""
+    """Return what the recipe is refused with."""
     (tree / "refused.yaml").write_text(recipe)
     arguments = (*COMMAND, "plan", "refused.yaml", "--workspace", workspace)
     done = python(tree, arguments, environment_of(tree, COLUMNS="1000"))
@@ -262,7 +262,7 @@ print(json.dumps(found))
 
 
 def keys_of(tree: Path, step: str, *overrides: list[str]) -> list[str]:
-    """The step's key under the recipe with each of these lists of overrides."""
+    """Return the step's key under the recipe with each of these lists of overrides."""
     keys: list[str] = json.loads(run_in(tree, "-c", KEYS, step, json.dumps(overrides)).splitlines()[-1])
     return keys
 

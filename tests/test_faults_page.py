@@ -18,7 +18,7 @@ TestsOfPage = dict[str, dict[str, list[str]]]
 
 
 def read_tests(name: str) -> TestsOfPage:
-    """The tests that a file of ``docs/`` lists; a key that stands twice would hide the first one's tests."""
+    """Return the tests that a file of ``docs/`` lists; a key that stands twice would hide the first one's tests."""
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     found: TestsOfPage = yaml.safe_load(text)
     assert sum(map(len, found.values())) == len(re.findall(r"^  \S.*:$", text, re.MULTILINE))
@@ -43,7 +43,7 @@ def collected(file: Path) -> frozenset[str]:
 
 
 def missing_tests(listed: TestsOfPage) -> list[str]:
-    """The listed tests that do not exist."""
+    """Return the listed tests that do not exist."""
     found = []
     for each in sorted({test for claims in listed.values() for tests in claims.values() for test in tests}):
         path, separator, name = each.partition("::")

@@ -55,7 +55,7 @@ print(json.dumps(loaded))
 
 
 def modules_of(package: str, *, but: Collection[str] = ()) -> list[str]:
-    """Every module of a package as the tree has it now, and the package itself."""
+    """Return every module of a package as the tree has it now, and the package itself."""
     files = sorted((ROOT / package).rglob("*.py"))
     names = {
         ".".join(("vantage", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")

@@ -31,7 +31,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def is_generated(file: Path) -> bool:
-    """Whether the site has a page of this path that is made from code."""
+    """Return whether the site has a page of this path that is made from code."""
     path = Path(os.path.normpath(file))
     return path.is_relative_to(GENERATED) and path.relative_to(GENERATED).as_posix() in hooks.GENERATED
 

@@ -26,7 +26,7 @@ README = README_FILE.read_text(encoding="utf-8")
 
 
 def page(name: str) -> str:
-    """The text of a page of docs/."""
+    """Return the text of a page of docs/."""
     return (README_FILE.parent / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
@@ -113,7 +113,7 @@ def functions_to_an_optimiser_step() -> list[tuple[str, ast.AST]]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Every name and attribute that the function reads."""
+    """Return every name and attribute that the function reads."""
     found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     return found | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
 

@@ -177,7 +177,7 @@ def clipped_weight_held(outputs: Tensor, at: Tensor, batch: Batch, denominator: 
 
 
 def selected_kl(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> SelectedKLLoss:
-    """The part over the tokens with a positive target."""
+    """Return the part over the tokens with a positive target."""
     return selected_kl_loss(
         outputs, batch.old, batch.mask, batch.targets > 0, aggregation="token", denominator=denominator
     )
@@ -268,7 +268,7 @@ def centring(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> 
 def against_reference(
     outputs: Tensor, batch: Batch, denominator: Denominator | None, *, loss: Callable[..., DPOLoss]
 ) -> DPOLoss:
-    """Each row is a pair: the log-probability of its response against its first old and target value."""
+    """Return the loss of each row as a pair: the log-probability of its response against its first old and target value."""
     sides = (summed(outputs, batch), batch.old[:, 0], batch.targets[:, 0], 0.5 * batch.targets[:, 0])
     return loss(*sides, beta=0.3, denominator=denominator)
 
@@ -301,7 +301,7 @@ def unpaired(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> 
 
 
 def completions(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Each row is a prompt and each of its tokens a completion; the rounded targets rank them, with ties."""
+    """Return the loss where each row is a prompt and each of its tokens a completion; the rounded targets rank them, with ties."""
     prompts = torch.arange(len(batch.mask)).unsqueeze(1).expand(batch.mask.shape)
     return batch.targets.round()[batch.mask], prompts[batch.mask]
 

@@ -24,7 +24,7 @@ NAN = float("nan")
 
 
 def by_hand(quantiles: Tensor, targets: Tensor, mask: Tensor, kappa: float) -> float:
-    """Every token and every quantile on its own."""
+    """Return the same, computed for every token and every quantile on its own."""
     losses = []
     for b, t in mask.nonzero().tolist():
         of_token = []
@@ -66,7 +66,7 @@ def test_the_loss_is_its_sum_written_out(seed: int, rows: int, width: int, count
 
 
 def minimum_of(returns: list[float], count: int, kappa: float) -> Tensor:
-    """The quantiles that gradient descent ends with, on one state with these equally likely returns."""
+    """Return the quantiles at which gradient descent ends, for one state with these equally likely returns."""
     targets = torch.tensor(returns, dtype=torch.float64)[:, None]
     mask = torch.ones_like(targets, dtype=torch.bool)
     quantiles = torch.zeros(count, dtype=torch.float64, requires_grad=True)

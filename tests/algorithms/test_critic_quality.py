@@ -175,7 +175,7 @@ def test_the_ratio_of_a_constant_critic_is_one_and_of_a_perfect_one_zero():
 
 
 def numbers(found):
-    """All numbers in a result, in its order."""
+    """Return all numbers in a result, in its order."""
     if isinstance(found, (int, float)):
         return [found]
     parts = (

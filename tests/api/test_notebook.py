@@ -77,7 +77,7 @@ def shown(cell: object) -> str:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a model's folder."""
+    """Return the tensors of a model's folder."""
     from safetensors.torch import load_file
 
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}

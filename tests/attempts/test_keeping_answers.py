@@ -72,7 +72,7 @@ def attempted(workspace: Workspace, request: AttemptRequest) -> AttemptOutcome:
 
 
 def refs_of(workspace: Workspace, record: RunRecord) -> tuple[Ref, Ref]:
-    """The policy's ref, and that of its answers."""
+    """Return the policy's ref, and that of its answers."""
     key = record.stages["policy"].stage_key
     assert key is not None
     policy, answers = workspace.storage.find(key), workspace.storage.find(answers_key(key))

@@ -214,7 +214,7 @@ def test_transformers_alone_gives_the_samplers_answer(
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of ``mlflow models serve`` for the folder, which ends with the block."""
+    """Yield the address of ``mlflow models serve`` for the folder, which ends with the block."""
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(folder), "--env-manager", "local"]
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

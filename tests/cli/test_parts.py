@@ -41,7 +41,7 @@ def vantage(
 
 
 def started(workspace: Workspace) -> list[str]:
-    """The steps that were computed, in their order."""
+    """Return the steps that were computed, in their order."""
     return [line.split()[0] for line in events(workspace) if "started" in line]
 
 

@@ -26,7 +26,7 @@ def component(name: str) -> dict[str, Any]:
 
 
 def patched(name: str) -> list[dict[str, Any]]:
-    """The manifests with a component's patches, and what it adds."""
+    """Return the manifests with a component's patches, and what it adds."""
     made = copy.deepcopy(all_documents())
     for patch in component(name)["patches"]:
         target = patch["target"]

@@ -52,7 +52,7 @@ def answer(probe: dict[str, Any], address: str) -> int:
 
 
 def healthy(service: str, port: int) -> bool:
-    """Whether the compose file's check of a service passes, asked of another port."""
+    """Return whether the compose file's check of a service passes, asked of another port."""
     _, program, *arguments = compose()["services"][service]["healthcheck"]["test"]
     assert program == "python"
     arguments = [each.replace(":4200/", f":{port}/").replace(":5000/", f":{port}/") for each in arguments]
@@ -60,7 +60,7 @@ def healthy(service: str, port: int) -> bool:
 
 
 def job_of_the_pool() -> list[str]:
-    """The command with which Kubernetes and Compose make the work pool."""
+    """Return the command with which Kubernetes and Compose make the work pool."""
     [job] = [each for each in all_documents() if each["kind"] == "Job"]
     command: list[str] = job["spec"]["template"]["spec"]["containers"][0]["command"]
     assert command == compose()["services"]["work_pool"]["command"]
@@ -150,7 +150,7 @@ def test_a_worker_marks_that_it_lives_also_while_its_server_is_away(servers: Ser
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for ``localhost`` that signs itself, and its key."""
+    """Return a certificate for ``localhost`` that signs itself, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)

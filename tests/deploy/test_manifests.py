@@ -193,7 +193,7 @@ def template(name: str) -> dict[str, Any]:
 
 
 def filled(name: str, resources: Resources, **given: Any) -> dict[str, Any]:
-    """The job configuration of a stage's attempt, filled in as Prefect's workers do it."""
+    """Return the job configuration of a stage's attempt, filled in as Prefect's workers do it."""
     properties = template(name)["variables"]["properties"]
     defaults = {key: each["default"] for key, each in properties.items() if "default" in each}
     values = {
@@ -228,7 +228,7 @@ def test_every_variable_of_a_template_is_described_and_used(name: str) -> None:
 
 
 def job(resources: Resources, **given: Any) -> dict[str, Any]:
-    """The Kubernetes job of an attempt, with the variables as a list, as the worker writes them."""
+    """Return the Kubernetes job of an attempt, with the variables as a list, as the worker writes them."""
     manifest: dict[str, Any] = filled("kubernetes", resources, **given)["job_manifest"]
     pod = manifest["spec"]["template"]["spec"]
     # prefect-kubernetes 0.8 refuses a manifest without them here, where Kubernetes has no such fields and drops them.

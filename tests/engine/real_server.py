@@ -111,7 +111,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine_at(
     folder: Path, url: str, scratch: Path, *, lora: Lora | None = None, **generation: Any
 ) -> tuple[PolicyModel, Codec, RemoteEngine]:
-    """A policy, its codec, and the server for it."""
+    """Return a policy, its codec, and the server for it."""
     settings = Generation(max_prompt_tokens=32, max_response_tokens=24, **generation)
     policy, codec = PolicyModel(load_policy(folder)), Codec(load_tokenizer(folder), settings, None, scratch)
     if lora is not None:

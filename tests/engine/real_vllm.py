@@ -67,7 +67,7 @@ def model(folder: Path, name: str, *, seed: int = 1) -> Path:
 def engine_at(
     folder: Path, *, precision: Precision = "float32", lora: Lora | None = None, **generation: Any
 ) -> tuple[PolicyModel, Codec, VllmEngine]:
-    """A policy, its codec, and vLLM for it."""
+    """Return a policy, its codec, and vLLM for it."""
     settings = Generation(max_prompt_tokens=32, max_response_tokens=24, **generation)
     policy, codec = PolicyModel(load_policy(folder)), Codec(load_tokenizer(folder), settings, None)
     if lora is not None:
@@ -97,7 +97,7 @@ def moved_adapters(policy: PolicyModel, by: float, *, seed: int = 3) -> None:
 
 
 def worst_gap(policy: PolicyModel, temperature: float, prompts: list[list[int]], found: Any) -> float:
-    """The largest |Δ| of the engine's log-probabilities to those of one pass in float64."""
+    """Return the largest |Δ| of the engine's log-probabilities to those of one pass in float64."""
     exact = PolicyModel(policy.causal_lm).causal_lm.double()
     worst = 0.0
     with torch.no_grad():

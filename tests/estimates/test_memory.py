@@ -56,7 +56,7 @@ CONFIGS = {
 
 
 def kept_bytes(config: PretrainedConfig, *, rows: int, tokens: int, is_bfloat16: bool) -> int:
-    """Bytes that autograd keeps of a forward pass of the trunk, each storage once, without the weights themselves."""
+    """Return bytes that autograd keeps of a forward pass of the trunk, each storage once, without the weights themselves."""
     torch.manual_seed(0)
     model = AutoModel.from_config(config)
     ids = torch.randint(0, 100, (rows, tokens))

@@ -43,7 +43,7 @@ def recipe_file(tmp_path: Path) -> Path:
 
 
 def created(recipe: Path, workspace: Workspace) -> str:
-    """A flow run of a deployment, as a worker finds it."""
+    """Return a flow run of a deployment, as a worker finds it."""
     from prefect.client.orchestration import get_client
     from prefect.utilities.callables import parameter_schema
 

@@ -57,7 +57,7 @@ def ended(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Works
 
 
 def folder_of(ended: tuple[Workspace, RunRecord], step: str) -> Path:
-    """The folder of a step's artifact."""
+    """Return the folder of a step's artifact."""
     workspace, record = ended
     ref = workspace.storage.find(record.stages[step].stage_key or "")
     assert ref is not None

@@ -56,7 +56,7 @@ def recipe_file(tmp_path: Path) -> Path:
 
 
 def gate(at_least: float, *, by: int = 2, at_most: int = 2) -> str:
-    """The override that gives the policy stage a gate which extends it."""
+    """Return the override that gives the policy stage a gate which extends it."""
     return (
         f"stages.policy.gate={{metric: test_score, at_least: {at_least}, on_fail: extend, "
         f"extend: {{by: {by}, at_most: {at_most}}}}}"
@@ -64,7 +64,7 @@ def gate(at_least: float, *, by: int = 2, at_most: int = 2) -> str:
 
 
 def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[RunRecord, list[str]]:
-    """A run to its end."""
+    """Run to the end."""
     with orchestrated(
         workspace, recipe, *overrides, in_process=True, stage_function=WORK, makes_report=False
     ) as orchestrator:
@@ -75,13 +75,13 @@ def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[Run
 
 
 def planned_policy(workspace: Workspace, recipe: Path, overrides: Sequence[str]) -> PlannedStep:
-    """The plan of the policy stage."""
+    """Return the plan of the policy stage."""
     steps = plan(load_resolved(recipe, overrides)[0], workspace.storage, read_runs(workspace))
     return next(step for step in steps if step.name == "policy")
 
 
 def ref_of(workspace: Workspace, record: RunRecord) -> Ref:
-    """The ref of the policy that a run has made."""
+    """Return the ref of the policy that a run has made."""
     key = record.stages["policy"].stage_key
     assert key is not None
     ref = workspace.storage.find(key)

@@ -42,7 +42,7 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(store: Storage, number: int, content: int, parents: dict[str, str]) -> Artifact:
-    """An artifact whose key has this number."""
+    """Return an artifact whose key has this number."""
     parts = {"n": number}
     key = stage_key(parts)
     attempt = store.next_attempt(key)
@@ -69,7 +69,7 @@ def write_run(
     used_keys: dict[str, str] | None = None,
     copies: dict[str, PublishedCopy] | None = None,
 ) -> str:
-    """A run that has ended."""
+    """Return a run that has ended."""
     named = RECIPE.model_copy(update={"recipe": recipe})
     run_id = f"{number:04d}-{recipe}-{number:06x}"
     record = RunRecord(
@@ -199,7 +199,7 @@ def has_lineage(
     objects: set[str],
     below: frozenset[str] = frozenset(),
 ) -> bool:
-    """Whether the object is there, with a ref that says what it was made from, and so for all of that, down to data."""
+    """Return whether the object is there, with a ref that says what it was made from, and so for all of that, down to data."""
     makers = [number for number, each in enumerate(artifacts) if each.digest == digest]
     return (
         digest not in below

@@ -26,7 +26,7 @@ FIRED = "guard score_mean above 3.5, 2 reports in a row: fired after step 5 (4, 
 
 
 def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[RunRecord, list[str]]:
-    """A run to its end."""
+    """Run to the end."""
     with orchestrated(
         workspace, recipe, *overrides, in_process=True, stage_function="tests.support.guarded_work.run_stage"
     ) as orchestrator:

@@ -39,7 +39,7 @@ def text_of_page() -> str:
 
 
 def text() -> str:
-    """The page's recipe, and beside it a stage of each loss that has another path through its code."""
+    """Return the page's recipe with one more stage for each loss that has another path through its code."""
     page = text_of_page()
     labelled = '  labelled: {source: "builtin:arithmetic/labelled_responses", rows: 160, max_dropped: 0.2}\n'
     return page.replace("  prompts: {", f"{labelled}  prompts: {{", 1).replace(

@@ -89,7 +89,7 @@ def answers_of(workspace: Workspace, ref: Ref) -> tuple[Path, list[dict[str, Any
 
 
 def by_hand(row: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, float]:
-    """The scores of a response and their sum, from the stored answers and the recipe's text alone."""
+    """Return the scores of a response and their sum, from the stored answers and the recipe's text alone."""
     prompt, response, answer = row["prompt"], row["response"], row["answer"]
     chat = {
         each["asked"]["messages"][0]["content"]: each["answer"]

@@ -27,7 +27,7 @@ POLICY = "models: {'*': {aliases: {'*': {loosened_gates: refuse}}}}"
 
 
 def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> RunRecord:
-    """A run to its end, whose critic explains 0.4."""
+    """Run to the end, with a critic that explains 0.4."""
     with orchestrated(workspace, recipe, *overrides, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome())

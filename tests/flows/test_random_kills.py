@@ -43,7 +43,7 @@ with orchestrated(Workspace(Path(sys.argv[1])), Path(sys.argv[2])) as orchestrat
 
 
 def drive(workspace: Workspace, recipe: Path) -> subprocess.Popen[str]:
-    """A process that runs the recipe, once it has begun to."""
+    """Return a process that runs the recipe, once it has begun to."""
     process = WITH_PREFECT.popen(
         [sys.executable, "-c", DRIVER, str(workspace.root), str(recipe)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -62,7 +62,7 @@ def started(workspace: Workspace) -> int:
 
 
 def takes_steps(workspace: Workspace, begun: int) -> bool:
-    """Whether an attempt begun since then is at its steps; models and data are made at once, so no kill hits them."""
+    """Return whether an attempt begun since then is at its steps; models and data are made at once, so no kill hits them."""
     if started(workspace) == begun:
         return False
     step, event, _ = events(workspace)[-1].split()

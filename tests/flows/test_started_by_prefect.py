@@ -77,7 +77,7 @@ def start(prefect_url: str) -> Start:
 
 
 def scheduled_flow_run(client: SyncPrefectClient, deployment: UUID, parameters: dict[str, Any]) -> UUID:
-    """A flow run that Prefect's scheduler makes of a schedule."""
+    """Return a flow run that Prefect's scheduler makes of a schedule."""
     client.update_deployment(deployment, DeploymentUpdate(parameters=parameters))
     client.create_deployment_schedules(deployment, [(IntervalSchedule(interval=timedelta(seconds=1)), True)])
     client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1})

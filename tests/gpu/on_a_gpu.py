@@ -135,7 +135,7 @@ def test_captured_steps_draw_what_the_plain_loop_draws(
 
 @torch.no_grad()
 def read_gap(model: LlamaForCausalLM, found: Samples, *, prompt: int) -> float:
-    """The mean |Δ| of the sampled log-probabilities to those of a pass without a cache, at temperature 0.8."""
+    """Return the mean |Δ| of the sampled log-probabilities to those of a pass without a cache, at temperature 0.8."""
     gaps = []
     for row, (ids, logprobs) in enumerate(zip(found.responses, found.logprobs, strict=True)):
         asked = prompt_of(row, prompt)

@@ -200,7 +200,7 @@ _MANY = 400_000
 
 
 def critic(metric: str, n: int, success: float, known: float, *, rows: int = 4) -> Case:
-    """A critic that knows each prompt's chance of success, and a part of what is chance."""
+    """Return a critic that knows each prompt's chance of success, and a part of what is chance."""
 
     def returns(rng: Rng, prompts: int) -> tuple[np.ndarray, np.ndarray]:
         chance = rng.beta(2 * success, 2 * (1 - success), size=(prompts, 1))

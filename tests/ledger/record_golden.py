@@ -133,7 +133,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
 
 
 def publishable(folder: Path) -> PolicyCheckpoint:
-    """The smallest folder that can be published."""
+    """Return the smallest folder that can be published."""
     folder.mkdir()
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (folder / "tokenizer_config.json").write_text("{}")
@@ -143,7 +143,7 @@ def publishable(folder: Path) -> PolicyCheckpoint:
 
 
 def unsent_ledger(workspace: Path) -> Ledger:
-    """A ledger that writes its outbox and sends nothing."""
+    """Return a ledger that writes its outbox and sends nothing."""
     ledger = Ledger("http://127.0.0.1:9", workspace, "tiny")
     ledger._sender = MagicMock()
     return ledger
@@ -161,7 +161,7 @@ def outboxes_of(workspace: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def record(name: str, workspace: Path) -> dict[str, Any]:
-    """The golden file's content, made in an empty workspace or one with an empty database."""
+    """Return the golden file's content, made in an empty workspace or one with an empty database."""
     seconds = count()
     with patch("vantage.ledger.run_ledger.SteadyClock.now", lambda self: START + 1000 * next(seconds)):
         SCENARIOS[name](workspace)

@@ -21,7 +21,7 @@ Contents = dict[str, Any]
 
 
 def read_golden(name: str) -> dict[str, Any]:
-    """A golden file: ``outboxes``, the operations of each run; ``mlflow``, what MLflow then contained."""
+    """Return a golden file: ``outboxes``, the operations of each run; ``mlflow``, what MLflow then contained."""
     content: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_bytes())
     return content
 

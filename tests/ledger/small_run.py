@@ -43,7 +43,7 @@ def client_of(workspace: Path) -> MlflowClient:
 def artifact(
     cls: type[A], name: str, inputs: dict[str, Input], *, digest: str | None = None, **fields: Any
 ) -> A:
-    """An artifact called ``name``; ``digest`` is that of a sealed folder, where there is one."""
+    """Return an artifact called ``name``; ``digest`` is that of a sealed folder, where there is one."""
     digest = digest or sha(name)
     if cls in (PolicyCheckpoint, RewardModel, ValueModel):
         fields["tokenizer_digest"] = sha("tokenizer")
@@ -87,7 +87,7 @@ JOURNAL_CURVE = [(step, 1700000000500 + 1000 * step, 2.0 / (step + 1)) for step 
 
 
 def responses(folder: Path) -> Path:
-    """What an evaluation keeps: every response of both models, row by row."""
+    """Return what an evaluation keeps: every response of both models, row by row."""
     folder.mkdir(exist_ok=True)
     for role, response, judgement in (("baseline", "2|3", 0.0), ("candidate", "#2\u4e2d", 1.0)):
         row = {"prompt": "1+1?", "response": response, "ended": True, "judgement": judgement}
@@ -186,7 +186,7 @@ def snapshot(client: MlflowClient, run_id: str) -> dict[str, Any]:
     assert len(set(ours.values())) == len(ours), "one entry each"
 
     def used(run: Run) -> dict[str, list[str]]:
-        """The datasets and models that a run read, and the models that it made."""
+        """Return the datasets and models that a run read, and the models that it made."""
         assert run.inputs is not None
         assert run.outputs is not None
         return {

@@ -16,7 +16,7 @@ def config(**changes: object) -> Damage:
 
 
 def text(file: str, content: str | bytes) -> Damage:
-    """A file with another content."""
+    """Return a file with another content."""
     data = content if isinstance(content, bytes) else content.encode()
 
     def overwrite(folder: Path) -> None:

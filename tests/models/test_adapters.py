@@ -67,7 +67,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 
 
 def small(family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, **changes: object) -> Path:
-    """A random model of a family, as a folder."""
+    """Return a random model of a family, as a folder."""
     config: PreTrainedConfig = AutoConfig.for_model(family, **(SMALL | FAMILIES[family] | changes))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
@@ -78,7 +78,7 @@ def small(family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, **cha
 
 
 def trained(folder: Path, *, steps: int = 3) -> PreTrainedModel:
-    """A model with adapters that have learned something."""
+    """Return a model with adapters that have learned something."""
     model = load_stored_policy(ModelFiles(folder), training=TRAINING)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
     for _ in range(steps):
@@ -172,7 +172,7 @@ def test_fresh_factors_are_made_by_their_seed_alone(tiny: Path) -> None:
 
 
 def storages(*models: nn.Module) -> int:
-    """Bytes of the distinct storages of all parameters."""
+    """Return bytes of the distinct storages of all parameters."""
     found = {each.untyped_storage().data_ptr(): each for model in models for each in model.parameters()}
     return sum(each.untyped_storage().nbytes() for each in found.values())
 

@@ -101,7 +101,7 @@ def long_sequences() -> Sequences:
 
 
 def scalar_after(model: ScalarModel, ids: list[int]) -> float:
-    """What the head says at the end of exactly these tokens: no padding, no masks."""
+    """Return what the head says at the end of exactly these tokens: no padding, no masks."""
     with torch.no_grad():
         hidden = model.backbone(torch.tensor([ids])).last_hidden_state[0, -1]
         bias = 0.0 if model.head.bias is None else float(model.head.bias)

@@ -104,7 +104,7 @@ def full_kl_oracle(model: PreTrainedModel, reference: PreTrainedModel, sequences
 
 
 def full_logits(model: PreTrainedModel, sequences: Sequences) -> Tensor:
-    """The model's own logits (B, T, V) that chose each response token, over the temperature."""
+    """Return the model's own logits (B, T, V) that chose each response token, over the temperature."""
     logits = model(sequences.input_ids, attention_mask=sequences.attention_mask).logits
     return logits[torch.arange(len(sequences))[:, None], sequences.response_positions] / TEMPERATURE
 
@@ -170,7 +170,7 @@ def random_head(seed: int, hidden_size: int, *, softcap: float | None) -> Output
 def token_full_kl(
     hidden: Tensor, head: OutputHead, ref_hidden: Tensor, ref_head: OutputHead, *, temperature: float
 ) -> Tensor:
-    """The divergence at each place, whatever token was chosen there."""
+    """Return the divergence at each place, whatever token was chosen there."""
     targets = torch.zeros(len(hidden), dtype=torch.long)
     said = token_logprobs(
         hidden, targets, head, temperature=temperature, reference=(ref_hidden, ref_head), chunk_tokens=2

@@ -54,7 +54,7 @@ def of_family(name: str) -> PreTrainedModel:
 
 
 def found_by(model: PreTrainedModel, sequences: Sequences) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """All that a policy, a critic and a reward model read, and what gradients a loss of all of it has."""
+    """Return all that a policy, a critic and a reward model read, and what gradients a loss of all of it has."""
     backbone = model.base_model
     head = fresh_head(backbone, seed=3, bias=True).to(model.dtype)
     critic = ScalarModel(

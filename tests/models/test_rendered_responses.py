@@ -58,7 +58,7 @@ def tokens(tokenizer: Any, prompt: Prompt, response: Message) -> tuple[list[int]
 
 
 def whole(tokenizer: Any, prompt: Prompt, response: Message) -> list[int]:
-    """The ids of the whole conversation as the tokenizer's own method gives them, up to the end of the last turn."""
+    """Return the ids of the whole conversation as the tokenizer's own method gives them, up to the end of the last turn."""
     turns = [asked(prompt)] if isinstance(prompt, str) else prompt
     fields = [
         {"role": each["role"], "content": each["content"], **json.loads(each["extra"] or "{}")}

@@ -349,7 +349,7 @@ def test_what_cannot_be_replayed_is_sampled_by_the_plain_loop_and_a_line_says_wh
 
 
 def breaks(at: int) -> type[Uncaptured]:
-    """A capture that fails at the n-th step."""
+    """Return a capture that fails at the n-th step."""
 
     class Breaks(Uncaptured):
         captured = 0

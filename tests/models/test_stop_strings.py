@@ -74,7 +74,7 @@ def first_stop(stops: StopStrings, ids: Sequence[int]) -> int | None:
 def plain_first_stop(
     tokenizer: PreTrainedTokenizerBase, strings: Sequence[str], ids: Sequence[int]
 ) -> int | None:
-    """The same, by the text of all ids after each."""
+    """Return the same, found in the text of all ids after each."""
     for length in range(1, len(ids) + 1):
         [text] = decode_all(tokenizer, [ids[:length]])
         if any(string in text for string in strings):

@@ -31,7 +31,7 @@ def turn(role: str, content: str, **extra: Any) -> Message:
 
 
 def talk(*calls: dict[str, Any], tools: bool = True) -> list[Message]:
-    """A question, calls of tools whose text names the tool too, and the result."""
+    """Return a question, calls of tools whose text names the tool too, and the result."""
     first = turn("user", "1+1?", tools=[TOOL]) if tools else turn("user", "1+1?")
     return [first, turn("assistant", "add a=1", tool_calls=list(calls)), turn("tool", "2")]
 

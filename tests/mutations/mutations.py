@@ -64,7 +64,7 @@ class Mutation:
 
 
 def load(folder: Path = LISTS) -> list[Mutation]:
-    """Every mutation of every ``*.yaml``.
+    """Return every mutation of every ``*.yaml``.
 
     A list names groups of tests, then for each file of the project what to change in it: the name says what goes wrong.
     """
@@ -87,7 +87,7 @@ def load(folder: Path = LISTS) -> list[Mutation]:
 
 
 def mutated(mutation: Mutation, root: Path = ROOT) -> str:
-    """The text of the file with the mutation.
+    """Return the text of the file with the mutation.
 
     Raises:
         ValueError: it does not apply, or changes nothing but how the code is written.

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def without_the_package(code: str) -> str:
-    """The last line of Python's message where the package cannot be imported."""
+    """Return the last line of Python's message where the package cannot be imported."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.modules['reasoning_gym'] = None\n{code}"],
         capture_output=True,

@@ -78,7 +78,7 @@ class Finished(NamedTuple):
         }
 
     def _beside(self, ledger: Path) -> dict[str, tuple[Path, Callable[[], object]]]:
-        """The small files that ``_write_others`` has written."""
+        """Return the small files that ``_write_others`` has written."""
         others = self.workspace.root / OTHERS
         return {
             "sent.json": (

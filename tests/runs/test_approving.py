@@ -45,7 +45,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:
 
 
 def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> list[str]:
-    """The newest unfinished run of the recipe, or a new one, to its end; returns what was printed."""
+    """Go on with the newest unfinished run of the recipe, or a new one, to its end; return what was printed."""
     with orchestrated(workspace, recipe, *overrides, stage_function=FAKE, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.end()

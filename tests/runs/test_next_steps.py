@@ -30,7 +30,7 @@ def closed(workspace: Workspace, recipe_file: Path) -> RunRecord:
 
 
 def commands(lines: list[str]) -> list[list[str]]:
-    """What follows ``vantage`` in each command."""
+    """Return what follows ``vantage`` in each command."""
     return [shlex.split(line)[1:] for line in lines if line.startswith("      ")]
 
 

@@ -54,7 +54,7 @@ def file_of(workspace: Workspace) -> Path:
 
 
 def given(workspace: Workspace, **changes: Any) -> str:
-    """The text of an approval of sft, with changed fields."""
+    """Return the text of an approval of sft, with changed fields."""
     question = only(workspace).questions["sft"].model_dump(mode="json")
     fields = {"question": question, "approved": True, "by": "eve", "reason": "why not", "time": 1}
     return json.dumps({**fields, **changes})

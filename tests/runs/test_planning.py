@@ -127,7 +127,7 @@ COMPARISON = "verifiers={mine: {source: 'builtin:exact_match'}}"
 
 
 def answered(recipe: Path) -> tuple[str]:
-    """An override that reads the prompts from a file that may have answers."""
+    """Return an override that reads the prompts from a file that may have answers."""
     recipe.with_name("prompts.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
     return (f"data.prompts.source={recipe.with_name('prompts.jsonl')}",)
 

@@ -67,7 +67,7 @@ publish:
 
 
 def run_it(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> RunRecord:
-    """A run, up to and without the step ``until``: as if the process had died there."""
+    """Run up to and without the step ``until``, as if the process had died there."""
     with orchestrated(workspace, recipe, *overrides, stage_function=RUN_STAGE) as orchestrator:
         attempt_all(orchestrator, until=until)
         if until is None:

@@ -411,7 +411,7 @@ def test_the_entry_of_a_run_has_the_steps_that_are_stored(stored: Stored) -> Non
 
 
 def said_by_callers(stored: Stored) -> tuple[str, str, tuple[str, ...]]:
-    """What the search for models, the search for signed artifacts, and the status say of sft."""
+    """Return what the search for models, the search for signed artifacts, and the status say of sft."""
     with pytest.raises(DamagedModel) as model:
         model_of(stored.workspace, stored.record, "sft", ("policy",))
     with pytest.raises(NotStored) as signed:

@@ -52,7 +52,7 @@ def _keys() -> list[str]:
 
 
 def damaged_text(chance: random.Random) -> bytes:
-    """A built-in recipe with one to five pieces cut, put in, doubled or changed."""
+    """Return a built-in recipe with one to five pieces cut, put in, doubled or changed."""
     data = bytearray(chance.choice(_texts()))
     for _ in range(chance.randint(1, 5)):
         place = chance.randrange(len(data) + 1)
@@ -76,7 +76,7 @@ def damaged_text(chance: random.Random) -> bytes:
 
 
 def overrides(chance: random.Random) -> list[str]:
-    """One to four overrides, most of them of fields that there are."""
+    """Return one to four overrides, most of them of fields that there are."""
     return [_override(chance) for _ in range(chance.randint(1, 4))]
 
 
@@ -104,7 +104,7 @@ def _override(chance: random.Random) -> str:
 
 
 def by_schema(chance: random.Random, *, sweep: bool = False) -> bytes:
-    """A recipe (or sweep) that its schema describes, with a wrong value here and there."""
+    """Return a recipe (or sweep) that its schema describes, with a wrong value here and there."""
     schema = _schema(sweep)
     value = _value(schema, schema["definitions"], chance, depth=0)
     return yaml.safe_dump(value, allow_unicode=chance.random() < 0.5).encode("utf-8", errors="surrogatepass")
@@ -179,7 +179,7 @@ def _of_type(schema: dict[str, Any], definitions: dict[str, Any], chance: random
 
 
 def sweep_of(recipe: str, chance: random.Random) -> bytes:
-    """A sweep over a recipe, whose arms are overrides at random."""
+    """Return a sweep over a recipe, whose arms are overrides at random."""
     arms = {name: dict(_pair(chance) for _ in range(chance.randint(0, 2))) for name in ("a", "b", "c")}
     made = {
         "sweep": "x", "recipe": recipe, "seeds": [1, 2], "reseeds": ["policy", "evaluation"], "baseline": "a",

@@ -175,7 +175,7 @@ NO_FIELDS = (
 
 @cache
 def validator(of: type[BaseModel]) -> jsonschema.Draft7Validator:
-    """The validator of recipes or of sweeps."""
+    """Return the validator of recipes or of sweeps."""
     schema = recipe_schema() if of is Recipe else sweep_schema()
     jsonschema.Draft7Validator.check_schema(schema)
     found: jsonschema.Draft7Validator = _Validator(schema)
@@ -194,7 +194,7 @@ _Validator = jsonschema.validators.extend(jsonschema.Draft7Validator, {"anyOf": 
 
 
 def wrong_fields(of: type[BaseModel], plain: Any) -> list[str]:
-    """What pydantic says of single fields, less what JSON cannot tell apart."""
+    """Return what pydantic says of single fields, less what JSON cannot tell apart."""
     if of is Recipe:  # datasets that are selected are stages to pydantic
         plain = with_selections(plain).plain
     try:

@@ -70,5 +70,5 @@ def diagnosis(**changes: Any) -> CriticDiagnosis:
 
 
 def critic(**changes: Any) -> PretrainedCritic:
-    """The critic of a stage called value."""
+    """Return the critic of a stage called value."""
     return PretrainedCritic(step="value", diagnosis=diagnosis(**changes))

@@ -140,7 +140,7 @@ def lay_out(folder: Path) -> None:
 
 
 def refuses(load: Callable[[], object]) -> str:
-    """What a loader says of what it refuses; whatever else it raises goes on up.
+    """Return what a loader says of what it refuses; whatever else it raises goes on up.
 
     Fails where it refuses nothing, or says it in more lines than it has problems, or in no UTF-8.
     """

@@ -163,7 +163,7 @@ class Pipeline:
         write_small_model(self.source, width=width)
 
     def job(self, name: str, *, folder: Path | None = None, **changes: object) -> StageJob:
-        """A job of one stage in a folder of its own, its inputs made first; ``changes`` are to its configuration."""
+        """Return a job of one stage in a folder of its own, its inputs made first; ``changes`` are to its configuration."""
         inputs = self.inputs(INPUTS.get(name, {}))
         work = self.work(name)
         of_all = self.changes if isinstance(work, Training) else {}
@@ -188,7 +188,7 @@ class Pipeline:
         )
 
     def work(self, name: str) -> Work:
-        """What a stage does, before any changes."""
+        """Return what a stage does, before any changes."""
         return ImportModel(model=Model(source=str(self.source))) if name == "model" else WORK[name]
 
     def inputs(self, sources: Mapping[str, str]) -> dict[str, Path]:
@@ -202,17 +202,17 @@ class Pipeline:
         return {role: f"{hash(str(folder)) % 16**8:064x}" for role, folder in inputs.items()}
 
     def folder(self, name: str) -> Path:
-        """The output of a stage that has run."""
+        """Return the output of a stage that has run."""
         if name not in self.results:
             self.results[name] = run_stage(self.job(name, folder=self.root / name))
         return self.root / name / "output"
 
     def metrics(self, name: str) -> dict[str, float | None]:
-        """The headline metrics of a stage that has run."""
+        """Return the headline metrics of a stage that has run."""
         return self.result(name).metrics
 
     def result(self, name: str) -> StageResult:
-        """What a stage that has run handed back."""
+        """Return what a stage that has run handed back."""
         self.folder(name)
         return self.results[name]
 

@@ -68,7 +68,7 @@ class _Copies(TorchFunctionMode):
 
 
 def _caller(name: str) -> str:
-    """The innermost line of this project that is no test; a library's models are one place."""
+    """Return the innermost line of this project that is no test; a library's models are one place."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
         if "transformers" in path.parts:

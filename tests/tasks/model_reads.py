@@ -22,7 +22,7 @@ class Read:
 
 
 def record_reads(monkeypatch: pytest.MonkeyPatch) -> list[Read]:
-    """A list to which every pass is added from now on that has a mask: a model is tried without one."""
+    """Return a list to which every pass is added from now on that has a mask: a model is tried without one."""
     reads: list[Read] = []
     forward, sample_batch = LlamaModel.forward, sampling._sample_batch
     is_sampling = False

@@ -12,7 +12,7 @@ from vantage.schemas.recipe.critic_head import CriticHead
 
 
 def with_head(critic: nets.Scalar, head: CriticHead, seed: int) -> nets.Scalar:
-    """The same critic with a head of N rows, whose mean is the row that it had."""
+    """Return the same critic with a head of N rows, whose mean is the row that it had."""
     count = head.quantiles or head.ensemble
     if count is None:
         return critic
@@ -44,7 +44,7 @@ def loss(
     targets: Sequence[Tensor],
     head: CriticHead,
 ) -> Tensor:
-    """The mean over the tokens of one minibatch."""
+    """Return the mean over the tokens of one minibatch."""
     found: list[Tensor] = []
     for prompt, output, of_response in zip(
         prompts, outputs(critic, prompts, responses), targets, strict=True

@@ -62,7 +62,7 @@ def reward_model(folder: Path) -> Scalar:
 
 
 def critic_model(folder: Path, *, head_seed: int) -> Scalar:
-    """A value model as it is, a reward model with its shift as bias, or a policy's trunk with a fresh head."""
+    """Return a value model as it is, a reward model with its shift as bias, or a policy's trunk with a fresh head."""
     if (folder / "head.safetensors").is_file():
         trunk = LlamaModel.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
         head = load_file(folder / "head.safetensors")
@@ -237,17 +237,17 @@ def learning_rate(work: ResolvedTraining, step: int, total_steps: int, *, peak: 
 
 
 def own_seed(job: StageJob) -> int:
-    """What all streams of a stage derive from: its seed and its kind."""
+    """Return what all streams of a stage derive from: its seed and its kind."""
     return derive_seed(job.seed, job.work.kind)
 
 
 def stream(job: StageJob, name: str, *indices: int) -> int:
-    """The seed of one stream of a stage."""
+    """Return the seed of one stream of a stage."""
     return derive_seed(own_seed(job), name, *indices)
 
 
 def shuffled(seed: int, count: int, name: str, *indices: int) -> list[int]:
-    """A permutation drawn from one named stream of a seed."""
+    """Return a permutation drawn from one named stream of a seed."""
     order: list[int] = torch.randperm(count, generator=generator(seed, name, *indices)).tolist()
     return order
 

@@ -173,7 +173,7 @@ class PolicyStage:
     # -- one rollout
 
     def sampled(self) -> tuple[Batch, float]:
-        """The responses of one iteration, and the share of their groups that are uniform."""
+        """Return the responses of one iteration, and the share of their groups that are uniform."""
         group, job = self.switches.samples_per_prompt, self.job
 
         def draw() -> Batch:
@@ -338,7 +338,7 @@ class PolicyStage:
         return found
 
     def final_values(self, batch: Batch) -> list[float]:
-        """What would follow each response: of one that was cut off, where the switch says so, the critic's value of it."""
+        """Return what would follow each response: of one that was cut off, where the switch says so, the critic's value of it."""
         if not self.switches.bootstrap_truncated:
             return [0.0] * len(batch)
         assert self.critic is not None
@@ -354,7 +354,7 @@ class PolicyStage:
     # -- its updates
 
     def mean_over(self, per_token: Sequence[Tensor], learns: Sequence[bool]) -> Tensor:
-        """The aggregation of the policy's loss, over the responses of one minibatch."""
+        """Return the aggregation of the policy's loss, over the responses of one minibatch."""
         kept = [x for x, keeps in zip(per_token, learns, strict=True) if keeps]
         if not kept:
             return 0.0 * summed([x.sum() for x in per_token])
@@ -389,7 +389,7 @@ class PolicyStage:
         return advantages
 
     def said(self, r: Rollout, rows: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """The policy's log-distributions now, and those of the tokens."""
+        """Return the policy's log-distributions now, and those of the tokens."""
         prompts, responses = ([x[i] for i in rows] for x in (r.batch.prompts, r.batch.responses))
         everything = nets.distributions(self.policy, prompts, responses, self.temperature)
         return everything, of_tokens(everything, responses)
@@ -464,7 +464,7 @@ class PolicyStage:
         learns: list[bool],
         number: int,
     ) -> list[Tensor]:
-        """The tokens that a covariance selects, drawn in the order of the rollout's rows."""
+        """Return the tokens that a covariance selects, drawn in the order of the rollout's rows."""
         if self.switches.covariance == "none":
             return [torch.zeros_like(n, dtype=torch.bool) for n in new]
         draw = torch.Generator().manual_seed(nets.stream(self.job, "covariance", number))
@@ -667,7 +667,7 @@ class PolicyStage:
 
 
 def run(job: StageJob[ResolvedPolicyOptimization]) -> Outcome:
-    """The whole stage."""
+    """Run the whole stage."""
     stage, work = PolicyStage(job), job.work
     first = {name: nets.state_of(module) for name, module in stage.modules().items()}
 

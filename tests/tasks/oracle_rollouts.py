@@ -39,13 +39,13 @@ STOP: list[str] = []
 
 
 def decode(ids: Sequence[int]) -> str:
-    """The text before the first stop string."""
+    """Return the text before the first stop string."""
     text = _whole_text(ids)
     return text[: min([text.index(string) for string in STOP if string in text], default=len(text))]
 
 
 def stopped(responses: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Each response up to the token that completes the first stop string."""
+    """Return each response up to the token that completes the first stop string."""
     found = []
     for ids in responses:
         ends = [n for n in range(1, len(ids)) if any(string in _whole_text(ids[:n]) for string in STOP)]
@@ -105,7 +105,7 @@ def is_right(response: Sequence[int], answer: str) -> bool:
 
 
 def collected(folder: Path, split: str) -> list[Batch]:
-    """What a rollout_collection stage wrote of one split, a batch for each prompt."""
+    """Return what a rollout_collection stage wrote of one split, a batch for each prompt."""
     rows = pa.ipc.open_file(pa.memory_map(str(folder / f"{split}.arrow"))).read_all().to_pylist()
     told = json.loads((folder / "rollouts.json").read_text())
     group = told["samples_per_prompt" if split == "train" else "held_out_samples_per_prompt"]
@@ -152,7 +152,7 @@ def sample_and_score(
 
 @torch.no_grad()
 def scored(job: StageJob, prompts: list[list[int]], answers: list[str], responses: list[list[int]]) -> Batch:
-    """What the responses are worth under the job's reward."""
+    """Return what the responses are worth under the job's reward."""
     ended = list(map(has_ended, responses))
     [reward] = job.rewards.values()
     by_term: dict[str, list[float]] = {}
@@ -293,7 +293,7 @@ def mean(numbers: Sequence[float]) -> float:
 
 
 def asked_again(asked: Questions, count: int) -> list[int]:
-    """The indices of ``count`` samples: prompt after prompt, from the first again."""
+    """Return the indices of ``count`` samples: prompt after prompt, then from the first again."""
     return [index % len(asked.ids) for index in range(count)]
 
 
@@ -305,7 +305,7 @@ def prompts_of_iteration(
 
 
 def minibatches(job: StageJob[ResolvedRollouts], iteration: int, count: int) -> list[list[list[int]]]:
-    """Rows of each optimiser step, by epoch."""
+    """Return rows of each optimiser step, by epoch."""
     size = job.work.minibatch_size
     orders = [
         nets.shuffled(nets.own_seed(job), count, "minibatches", iteration, epoch)

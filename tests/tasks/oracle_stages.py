@@ -99,7 +99,7 @@ class ValueStage:
             self.moments.add(batch.scores)
 
     def collected(self, split: str) -> Batch:
-        """All collected responses, those of a prompt in a row."""
+        """Return all collected responses, those of a prompt in a row."""
         prompts = rolls.collected(self.job.inputs["rollouts"], split)
         return rolls.joined([(each, range(len(each))) for each in prompts])
 
@@ -247,7 +247,7 @@ def fit(
     count: int,
     loss_of: Callable[[list[int]], tuple[Tensor, Metrics]],
 ) -> list[Metrics]:
-    """Every optimiser step of a stage over ``count`` rows; returns its journal."""
+    """Do every optimiser step of a stage over ``count`` rows; return its journal."""
     work, optimizer, journal = job.work, _optimizer(job, module), []
     total = max(1, -(-round(work.epochs * count) // work.batch_size))
     for number in range(total):
@@ -319,7 +319,7 @@ class RewardStage:
         }
 
     def rankings(self, rows: Sequence[dict[str, Any]], indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """The mean over prompts of the mean over their untied pairs; and the gaps of all those pairs."""
+        """Return the mean over prompts of the mean over their untied pairs; and the gaps of all those pairs."""
         losses, gaps = [], []
         for i in indices:
             prompt = [BOS, *rolls.encode(rows[i]["prompt"])]
@@ -454,7 +454,7 @@ def answers_of(
     seed: int,
     greedy: bool = False,
 ) -> list[list[int]]:
-    """The responses of the model in ``role``."""
+    """Return the responses of the model in ``role``."""
     responses = nets.sample(
         nets.language_model(job.inputs[role]),
         [asked.ids[i] for i in indices],

@@ -13,7 +13,7 @@ def bounds(a: Algorithm) -> tuple[float, float]:
 
 
 def of_response(new: Tensor, old: Tensor, advantages: Tensor, a: Algorithm) -> Tensor:
-    """The loss of each token of a response."""
+    """Return the loss of each token of a response."""
     if not a.importance_ratio:
         return -new * advantages
     low, high = bounds(a)

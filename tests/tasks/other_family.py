@@ -42,7 +42,7 @@ class ByTransformers:
         self.shift = float(json.loads((folder / "scalar.json").read_text())["score_shift"])
 
     def ids(self, prompt: Prompt, words: str, *, ended: bool) -> list[int]:
-        """The template's text in tokens, then the words as plain text, then the closing token where the response ended."""
+        """Return the template's text in tokens, then the words as plain text, then the closing token where the response ended."""
         before = self.tokenizer(rendered(prompt), add_special_tokens=False)["input_ids"]
         said = self.tokenizer(words, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         closing = [self.tokenizer.convert_tokens_to_ids(CLOSED)] if ended or not words else []
@@ -50,6 +50,6 @@ class ByTransformers:
 
     @torch.no_grad()
     def score(self, prompt: Prompt, words: str, *, ended: bool) -> float:
-        """The score of one response, alone in its batch."""
+        """Return the score of one response, alone in its batch."""
         ids = torch.tensor([self.ids(prompt, words, ended=ended)])
         return float(self.model(input_ids=ids).logits[0, 0]) - self.shift

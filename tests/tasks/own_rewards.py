@@ -72,7 +72,7 @@ def policy_job(pipeline: Any, folder: Path, algorithm: dict[str, Any]) -> StageJ
 
 
 def rollouts_of(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
-    """The stage's rollouts with their estimates, as its updates are given them; nothing is learnt."""
+    """Return the stage's rollouts with their estimates, as its updates are given them; nothing is learnt."""
     seen: list[tuple[Any, Any]] = []
 
     def remember(networks: Any, rollout: Any, estimates: Any, *_: Any, **__: Any) -> Any:

@@ -17,14 +17,14 @@ CPU = torch.device("cpu")
 
 
 def load(folder: Path) -> PolicyModel:
-    """A policy on the CPU."""
+    """Return a policy on the CPU."""
     return PolicyModel(load_policy(folder))
 
 
 def models_of(
     job: StageJob, *, role: str = "init", reference: Path | None = None, rewarded: bool = True
 ) -> RolloutModels:
-    """The policy in ``role``, scored by the reward ``main`` where ``rewarded``, all of a minibatch at once."""
+    """Return the policy in ``role``, scored by the reward ``main`` where ``rewarded``, all of a minibatch at once."""
     policy, codec = load(job.inputs[role]), codec_of(job, role)
     scorer = load_scorer(job, "main", tokenizers_of=[role], device=CPU) if rewarded else Scorer((), None)
     return RolloutModels(

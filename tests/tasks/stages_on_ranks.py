@@ -59,7 +59,7 @@ def run_within(job: StageJob, limit: int, rank: int) -> StageResult:
 
 
 def count_bytes() -> list[int]:
-    """A list to which the bytes of every weight are added that is read part by part from now on."""
+    """Return a list to which the bytes of every weight are added that is read part by part from now on."""
     found: list[int] = []
 
     class Counted:

@@ -38,7 +38,7 @@ PARITY = {row["question"]: row["solution"]["parity"] for row in ROWS}
 
 
 def is_right(prompt: str, response: str) -> bool:
-    """The same rule from the table above, past everything that carries answers along."""
+    """Return the same rule from the table above, past everything that carries answers along."""
     return len(response) % 2 == PARITY[prompt]
 
 
@@ -47,7 +47,7 @@ def paid(sampled: Sampled) -> list[float]:
 
 
 def made(pipeline: Any, folder: Path, work: Any, **inputs: Path) -> Path:
-    """The output of an implicit step."""
+    """Return the output of an implicit step."""
     (folder / "output").mkdir(parents=True)
     (folder / "scratch").mkdir()
     job = pipeline.job("model").model_copy(

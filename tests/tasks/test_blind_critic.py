@@ -20,7 +20,7 @@ THRESHOLD = -1.0
 
 
 def returns_by_hand(gathered: Gathered) -> list[float]:
-    """The sum of the rewards from each token on, of one response after the other; γ is 1."""
+    """Return the sum of the rewards from each token on, of one response after the other; γ is 1."""
     returns = []
     rows = zip(gathered.rollout.rewards.tolist(), gathered.rollout.sequences.lengths.tolist(), strict=True)
     for rewards, length in rows:

@@ -70,7 +70,7 @@ def job_of(
     max_dropped: float = 0.0,
     limits: tuple[int, int] = (64, 16),
 ) -> StageJob[CheckRows]:
-    """A check of datasets: name → content, rows."""
+    """Return a check of datasets: name → content, rows."""
     inputs = {"model": model}
     for place, (name, (_, rows)) in enumerate(data.items()):
         inputs[f"data.{place}"] = folder / name

@@ -53,7 +53,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def served_job(
     pipeline: Any, folder: Path, url: str, *, model: str = "served", patience: float = 20.0, **changes: Any
 ) -> StageJob:
-    """A job whose teacher is behind the server."""
+    """Return a job whose teacher is behind the server."""
     teacher = TeacherServer(url=url, model=model, request_seconds=5.0, patience_seconds=patience)
     job = job_in(pipeline, folder, **SHORT | changes)
     work = job.work.model_copy(update={"teacher": None, "teacher_server": teacher})
@@ -144,7 +144,7 @@ def test_calls_that_fail_change_no_weight_and_no_answer_is_asked_for_twice(
 
 
 def lines(job: StageJob) -> list[str]:
-    """The stored answers, sorted."""
+    """Return the stored answers, sorted."""
     return sorted(answer.line() for answer in answers_in(job.scratch / ANSWERS))
 
 

@@ -44,7 +44,7 @@ WORK = DirectPreferenceOptimization(
 
 
 def job_in(pipeline: Any, folder: Path, **changes: Any) -> StageJob:
-    """A DPO job in a folder; another policy than ``init`` is the reference, so that the two tell apart."""
+    """Return a DPO job in a folder; another policy than ``init`` is the reference, so that the two tell apart."""
     inputs = pipeline.inputs({"init": "sft", "reference": "model", "data": "preferences"})
     changes_of_job = {
         "name": "dpo",
@@ -83,7 +83,7 @@ def response_logprob(model: Any, prompt: list[int], response: list[int], tempera
 
 
 def by_hand(job: StageJob, data: Completions, rows: list[int], temperature: float) -> dict[str, float]:
-    """The means over pairs of loss, accuracy and reward gap, and the NLL per chosen token, from full logits."""
+    """Return the means over pairs of loss, accuracy and reward gap, and the NLL per chosen token, from full logits."""
     models = models_of(job)
     losses, gaps, nll, num_tokens = [], [], 0.0, 0
     for row in rows:

@@ -34,7 +34,7 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
 def job_of(pipeline: Any, folder: Path, *, name: str, **changes: Any) -> StageJob:
-    """A stage of this loss; one without a reference is given none."""
+    """Return a stage of this loss; one without a reference is given none."""
     job = job_in(pipeline, folder, **LOSSES[name], **changes)
     if name not in FREE:
         return job

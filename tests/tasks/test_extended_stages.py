@@ -29,19 +29,19 @@ Job = Callable[[Any, Path], StageJob]
 
 
 def state_of(job: StageJob, folder: Path) -> Path:
-    """The training state that a finished stage leaves."""
+    """Return the training state that a finished stage leaves."""
     folder.mkdir()
     assert write_kept_state(job.scratch, folder) is not None
     return folder
 
 
 def going_on(job: StageJob, state: Path) -> StageJob:
-    """The job of a stage that goes on from a training state."""
+    """Return the job of a stage that goes on from a training state."""
     return job.model_copy(update={"inputs": {**job.inputs, PREVIOUS_STATE: state}})
 
 
 def made(pipeline: Any, name: str) -> tuple[StageResult, StageJob]:
-    """The result and the job of a stage that the small pipeline has done."""
+    """Return the result and the job of a stage that the small pipeline has done."""
     result: StageResult = pipeline.result(name)
     job: StageJob = pipeline.job(name)
     folder = pipeline.root / name
@@ -49,7 +49,7 @@ def made(pipeline: Any, name: str) -> tuple[StageResult, StageJob]:
 
 
 def steady(job: StageJob) -> list[tuple[int, dict[str, float]]]:
-    """The curves without what depends on the clock and the machine."""
+    """Return the curves without what depends on the clock and the machine."""
     return [
         (entry.step, {name: each for name, each in entry.metrics.items() if name not in OF_MACHINE})
         for entry in read(job.scratch / JOURNAL)

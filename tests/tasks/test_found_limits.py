@@ -279,7 +279,7 @@ def assert_alike_files(found: Path, expected: Path) -> None:
 
 
 def curve(scratch: Path) -> list[dict[str, float]]:
-    """What every step says of itself, but for time and memory."""
+    """Return what every step says of itself, but for time and memory."""
     return [
         {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
         for entry in read(scratch / JOURNAL)

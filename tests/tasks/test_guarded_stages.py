@@ -30,7 +30,7 @@ NEVER = Guard(metric="grad_norm", above=1e9, action="stop")
 
 
 def fires_at(metric: str, action: str, *, over: int) -> Guard:
-    """A guard that fires after ``over`` reports: a norm is never negative."""
+    """Return a guard that fires after ``over`` reports: a norm is never negative."""
     return Guard.model_validate({"metric": metric, "above": -1e9, "over": over, "action": action})
 
 

@@ -86,7 +86,7 @@ def rows(
 
 
 def few(*prompts: int) -> Completions:
-    """Rows with these prompts; each response is the row's own number."""
+    """Return rows with these prompts; each response is the row's own number."""
     return Completions(
         prompt_ids=[[prompt] for prompt in prompts],
         response_ids={"response": [[100 + row] for row in range(len(prompts))]},
@@ -234,7 +234,7 @@ def test_a_reference_with_another_tokenizer_is_refused(pipeline: Any, labelled: 
 
 
 def with_one_label(labelled: Path, folder: Path, *, split: str, label: bool) -> Path:
-    """The same rows, but of one split only those with this label."""
+    """Return the same rows, but of one split only those with this label."""
     folder.mkdir()
     for each in ("train", "validation", "test"):
         found = read_rows(labelled, each)

@@ -173,7 +173,7 @@ def test_best_of_n_samples_only_to_validate_and_to_test(
 
 
 def synthetic(scores: list[float], *, group: int) -> Collected:
-    """Responses with these scores, ``group`` to a prompt; ids tell the row."""
+    """Return responses with these scores, ``group`` to a prompt; ids tell the row."""
     import pyarrow as pa
 
     count = len(scores)

@@ -247,7 +247,7 @@ def test_a_run_that_is_stopped_and_goes_on_ends_with_the_same_bits(
 
 
 def ends_of(job: StageJob[Any]) -> tuple[list[dict[str, float]], Any, dict[str, torch.Tensor]]:
-    """The journal, and state and tensors of the last checkpoint."""
+    """Return the journal, and state and tensors of the last checkpoint."""
     found = last_checkpoint(job, ("policy", "critic"))
     curves = [
         {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}

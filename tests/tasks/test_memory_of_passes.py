@@ -63,7 +63,7 @@ def room_of(
     *,
     room: int | None,
 ) -> int:
-    """The positions of the largest pass with a gradient; OutOfMemoryError where there is one of more than ``room``."""
+    """Return the positions of the largest pass with a gradient; OutOfMemoryError where there is one of more than ``room``."""
     largest = 0
     whole = torch.nn.Embedding.forward
 

@@ -38,7 +38,7 @@ def job_of(folder: Path, work: Any, **fields: Any) -> StageJob[Any]:
 
 
 def prepared(folder: Path, content: Any, rows: list[dict[str, Any]]) -> Path:
-    """A part as the recipe's step makes it."""
+    """Return a part as the recipe's step makes it."""
     folder.mkdir(parents=True)
     source = folder / "rows.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -153,7 +153,7 @@ def nll_by_transformers(model: Any, tokenizer: Any, data: Path) -> float:
 
 
 def moved(before: Path, after: Path) -> bool:
-    """Whether any weight has changed."""
+    """Return whether any weight has changed."""
     old, new = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (before, after))
     return any(not torch.equal(old[name], weight) for name, weight in new.items())
 

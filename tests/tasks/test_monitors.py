@@ -38,7 +38,7 @@ DATA = ("demonstrations", "preferences")
 
 
 def monitored(pipeline: Any, *roles: str, **changes: Any) -> StageJob:
-    """The policy stage, which reads these datasets too."""
+    """Return the policy stage, which reads these datasets too."""
     job: StageJob = pipeline.job("policy", **{role: role for role in roles}, **changes)
     inputs = job.inputs | {role: pipeline.folder(role) for role in roles}
     return job.model_copy(update={"inputs": inputs, "digests": job.digests | pipeline.digests(inputs)})
@@ -101,7 +101,7 @@ def test_no_more_rows_are_measured_than_responses_are_sampled(pipeline: Any) -> 
 
 
 def scores_of_pairs(pipeline: Any, job: StageJob, count: int) -> list[float]:
-    """The reward model's scores of the first pairs of both splits, response by response."""
+    """Return the reward model's scores of the first pairs of both splits, response by response."""
     model = load_scalar(pipeline.folder("reward"))
     found = []
     for split in ("train", "validation"):

@@ -51,7 +51,7 @@ TERMS: list[dict[str, Any]] = [
 
 
 def by_hand(prompt: str, response: str) -> dict[str, float]:
-    """The scores and their sum, written out again from the recipe above."""
+    """Return the scores and their sum, written out again from the recipe above."""
     length, digits = float(len(response)), sum(character in "0123456789" for character in response) / 4
     graded = len(response) / 7
     return {

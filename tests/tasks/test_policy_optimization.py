@@ -45,7 +45,7 @@ def rolled(pipeline: Any) -> Rolled:
 
 
 def gradients_of(networks: ActorCritic) -> torch.Tensor:
-    """Every parameter's gradient in one row; 0 where there is none."""
+    """Return every parameter's gradient in one row; 0 where there is none."""
     parameters = [p for module in networks.modules.values() for p in module.parameters()]
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 
@@ -185,7 +185,7 @@ def test_positives_by_a_verifier_ignore_the_score(rolled: Rolled) -> None:
 
 
 def eval_prompt(prompt: str) -> int:
-    """The answer of ``3 a+4 b-2?``, worked out apart from the task's own code."""
+    """Return the answer of ``3 a+4 b-2?``, worked out apart from the task's own code."""
     start, *steps = prompt.rstrip("?").split()
     return int(start) + sum(int(step[1:]) for step in steps)
 

@@ -40,18 +40,18 @@ class Case:
 
 
 def varied(outcome: Outcome, name: str) -> bool:
-    """Whether a metric is not the same in all iterations."""
+    """Return whether a metric is not the same in all iterations."""
     return len({metrics[name] for metrics in outcome.journal}) > 1
 
 
 def doubled_and_kept(outcome: Outcome) -> bool:
-    """Whether KLPEN's controller did not do the same in every iteration."""
+    """Return whether KLPEN's controller did not do the same in every iteration."""
     coefs = [metrics["kl_penalty_coef"] for metrics in outcome.journal]
     return len({after / before for before, after in pairwise(coefs)}) > 1
 
 
 def stops_short(outcome: Outcome, *, rounds: int) -> bool:
-    """Whether there were too few mixed groups even after so many rounds of four."""
+    """Return whether there were too few mixed groups even after so many rounds of four."""
     return any(
         m["sampling_rounds"] == rounds and (1 - m["uniform_group_share"]) * rounds < 1
         for m in outcome.journal
@@ -59,7 +59,7 @@ def stops_short(outcome: Outcome, *, rounds: int) -> bool:
 
 
 def steered_freely(outcome: Outcome, *, target: float) -> bool:
-    """Whether the KL itself decided on a step of β, and not the clip of what it is off by."""
+    """Return whether the KL itself decided on a step of β, and not the clip of what it is off by."""
     return any(abs(metrics["kl_to_reference"] / target - 1) < 0.2 for metrics in outcome.journal[:-1])
 
 

@@ -24,7 +24,7 @@ SPLIT = Split(validation=0.1, test=0.1)
 def prepare(
     folder: Path, source: Path, content: Any = "prompts", *, sha256: str | None = None, **settings: Any
 ) -> tuple[StageResult, list[dict[str, Any]], dict[str, Any]]:
-    """The result, the rows of all sides by prompt, and the report."""
+    """Return the result, the rows of all sides by prompt, and the report."""
     output, scratch = folder / "output", folder / "scratch"
     output.mkdir(parents=True)
     scratch.mkdir()

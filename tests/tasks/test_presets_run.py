@@ -64,7 +64,7 @@ class Case:
 
 
 def preset(name: str, **switches: Any) -> dict[str, Any]:
-    """A preset, with groups that fit into the batch."""
+    """Return a preset, with groups that fit into the batch."""
     if Algorithm.model_validate({"preset": name}).samples_per_prompt > 1:
         switches = {"samples_per_prompt": GROUP, **switches}
     return {"preset": name, **switches}
@@ -110,7 +110,7 @@ CASES = PRESET_CASES | OTHER_CASES
 
 
 def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob[Any]:
-    """The case as a stage of the tiny pipeline, with short responses and small batches."""
+    """Return the case as a stage of the tiny pipeline, with short responses and small batches."""
     switches = Algorithm.model_validate(case.algorithm)
     work = PolicyOptimization.model_validate(
         {
@@ -153,7 +153,7 @@ def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob[Any]:
 
 
 def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
-    """The curves of the page that belong to the case's switches."""
+    """Return the curves of the page that belong to the case's switches."""
     switches = Algorithm.model_validate(case.algorithm)
     reads_values = switches.reads_critic or switches.shared_trunk
     has_values = switches.trains_critic or switches.shared_trunk
@@ -200,7 +200,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
 
 
 def weights_at_first(job: StageJob[ResolvedPolicyOptimization]) -> dict[str, Mapping[str, torch.Tensor]]:
-    """What policy and critic start from, by the beginning of their names in a checkpoint."""
+    """Return what policy and critic start from, by the beginning of their names in a checkpoint."""
     switches = job.work.algorithm
     policy = load_policy(job.inputs["init"]).state_dict()
     seed = derive_seed(stage_seed(job), "init")
@@ -243,7 +243,7 @@ def stop_after_the_first(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def curve(job: StageJob) -> list[dict[str, float]]:
-    """What was journalled at each iteration, but for speed and memory."""
+    """Return what was journalled at each iteration, but for speed and memory."""
     return [
         {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
         for entry in read(job.scratch / JOURNAL)

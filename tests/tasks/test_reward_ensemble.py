@@ -33,7 +33,7 @@ def members(pipeline: Any) -> list[Path]:
 
 
 def job_of(pipeline: Any, members: list[Path], reward: Reward, **changes: Any) -> StageJob:
-    """The policy stage with this reward, whose models come first."""
+    """Return the policy stage with this reward, whose models come first."""
     job: StageJob = pipeline.job("policy", **changes)
     roles = {f"reward.main.{index}": folder for index, folder in enumerate(members)}
     digests = {role: f"{index:064x}" for index, role in enumerate(roles)}

@@ -219,7 +219,7 @@ def rankings(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[A
 
 
 def alone(reward: ScalarModel, rankings: Rankings, prompt: int) -> list[torch.Tensor]:
-    """The score of each of a prompt's responses from a forward pass of its own, without padding."""
+    """Return the score of each of a prompt's responses from a forward pass of its own, without padding."""
     sequences = rankings.batch([prompt]).sequences
     return [scores(reward, sequences.select([row]))[0] for row in range(len(sequences))]
 

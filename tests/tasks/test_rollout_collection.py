@@ -184,7 +184,7 @@ def test_a_kill_in_a_batch_changes_no_byte(
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[Scored]:
-    """Every batch that is sampled from now on."""
+    """Return every batch that is sampled from now on."""
     found: list[Scored] = []
     sample = rollout_collection.sample_and_score
 

@@ -18,7 +18,7 @@ KINDS = ("collected", "value", "policy", "evaluation", "best_of_n", "pairs")
 
 
 def job_of(name: str, pipeline: Any, rollout: Any, **changes: Any) -> StageJob:
-    """A stage of the tiny pipeline that samples, with short work."""
+    """Return a stage of the tiny pipeline that samples, with short work."""
     changes = {"microbatch_size": 2, "rollout": rollout, **changes}
     if name in ("value", "policy"):
         return pipeline.job(name, iterations=1, **changes)
@@ -45,7 +45,7 @@ def job_of(name: str, pipeline: Any, rollout: Any, **changes: Any) -> StageJob:
 
 
 def rows_of_steps(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> set[int | None]:
-    """The bounds of rows with which the stage samples."""
+    """Return the bounds of rows with which the stage samples."""
     sample_own, seen = LocalEngine.sample_own, set()
 
     def spied(self: LocalEngine, *args: Any, **named: Any) -> Samples:

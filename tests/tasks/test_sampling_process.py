@@ -103,7 +103,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def asked(model: OpenedModel, *texts: str, **settings: Any) -> list[tuple[str, float]]:
-    """The texts and log-probabilities of what a model answers."""
+    """Return the texts and log-probabilities of what a model answers."""
     request = SampleRequest(conversations=tuple(turns(("user", text)) for text in texts), **settings)
     return [(each.text, each.logprob) for one in model.sample(request).conversations for each in one.answers]
 

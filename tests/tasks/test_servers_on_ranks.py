@@ -106,7 +106,7 @@ def on_two_ranks(folder: Path, job: StageJob) -> None:
 
 
 def rows_of(job: StageJob) -> list[dict[str, Any]]:
-    """The collected rows of all splits."""
+    """Return the collected rows of all splits."""
     files = (job.output / f"{split}.arrow" for split in ("train", "validation", "test"))
     return [
         row for file in files for row in pa.ipc.open_file(pa.memory_map(str(file))).read_all().to_pylist()
@@ -118,7 +118,7 @@ def scores_in(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def lines(job: StageJob) -> list[str]:
-    """The stored answers, sorted; each is there once."""
+    """Return the stored answers, sorted; each is there once."""
     found = [each.line() for each in answers_in(job.scratch / ANSWERS)]
     assert len({each.asked_as for each in answers_in(job.scratch / ANSWERS)}) == len(found)
     return sorted(found)

@@ -66,7 +66,7 @@ def driver(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray
 
 
 def servers_of(scratch: Path) -> list[psutil.Process]:
-    """The servers of a stage that run, on all nodes, without the processes that guard them."""
+    """Return the servers of a stage that run, on all nodes, without the processes that guard them."""
     found = []
     for each in psutil.process_iter(["cmdline"]):
         line = each.info["cmdline"] or []
@@ -76,7 +76,7 @@ def servers_of(scratch: Path) -> list[psutil.Process]:
 
 
 def node_of(server: psutil.Process) -> int:
-    """The process of Ray that is the server's node, which names itself to all that it starts."""
+    """Return the process of Ray that is the server's node, which names itself to all that it starts."""
     return int(server.environ()["RAY_RAYLET_PID"])
 
 
@@ -169,7 +169,7 @@ def test_a_node_has_room_for_ranks_and_servers() -> None:
 
 
 def job_of(pipeline: Any, prompts: Path, folder: Path, kind: str, **changes: Any) -> StageJob:
-    """A stage with servers of its own, which sample one response after the other."""
+    """Return a stage with servers of its own, which sample one response after the other."""
     found: StageJob = pipeline.job(kind, folder=folder, **changes)
     found = found.model_copy(update={"inputs": found.inputs | {"prompts": prompts}})
     work: Any = resolve_work(found.work)

@@ -69,7 +69,7 @@ def of_preset(name: str, **changes: Any) -> Job:
 
 
 def always(metric: str, action: str) -> Guard:
-    """A guard that fires in the first iteration: the metric is never negative."""
+    """Return a guard that fires in the first iteration: the metric is never negative."""
     return Guard.model_validate({"metric": metric, "above": -1.0, "over": 1, "action": action})
 
 
@@ -122,14 +122,14 @@ def kto(pipeline: Any, folder: Path) -> StageJob:
 
 
 def monitored(pipeline: Any, folder: Path) -> StageJob:
-    """A policy stage that measures demonstrations and the reward's own data."""
+    """Return a policy stage that measures demonstrations and the reward's own data."""
     data = {role: role for role in ("demonstrations", "preferences")}
     job = of_kind("policy", microbatch_size=2, iterations=2, **data)(pipeline, folder)
     return job.model_copy(update={"inputs": job.inputs | {role: pipeline.folder(role) for role in data}})
 
 
 def two_families(pipeline: Any, folder: Path) -> StageJob:
-    """A policy stage whose reward model has another tokenizer, and that compares it with the data that it was trained on."""
+    """Return a policy stage whose reward model has another tokenizer, and that compares it with the data that it was trained on."""
     job = of_kind("policy", microbatch_size=2, iterations=2, preferences="preferences")(pipeline, folder)
     inputs = {
         "reward.main.0": train_other_reward(pipeline, folder / "base"),
@@ -268,7 +268,7 @@ def result_of(job: StageJob, rank: int) -> StageResult:
 
 
 def moved(job: StageJob) -> dict[str, torch.Tensor]:
-    """Weights of everything that was trained, after the last step."""
+    """Return weights of everything that was trained, after the last step."""
     saved = committed(job.scratch / CHECKPOINTS)
     if not saved:
         return {}

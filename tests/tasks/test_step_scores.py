@@ -40,7 +40,7 @@ def verify(prompt, response, answer):
 
 
 def ends_by_hand(codec: Any, ids: list[int], marker: str) -> list[int]:
-    """Each token with which the text of the ids up to it ends in the marker, and the last one."""
+    """Return each token with which the text of the ids up to it ends in the marker, and the last one."""
     texts = [codec.tokenizer.decode(ids[: place + 1], skip_special_tokens=True) for place in range(len(ids))]
     before = ["", *texts]
     found = [place for place, text in enumerate(texts) if text.endswith(marker) and text != before[place]]

@@ -51,7 +51,7 @@ def _stops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def job(work: Any, folder: Path, folders: dict[str, Path], **roles: str) -> StageJob:
-    """A job whose responses end at a stop string."""
+    """Return a job whose responses end at a stop string."""
     scored = {"reward.main.0": "reward", "reward.main.1": "last_digit", "prompts": "prompts"}
     inputs = {role: folders[name] for role, name in {**scored, **roles}.items()}
     generation = Generation(**{**GENERATION.model_dump(), "stop": STOP})

@@ -42,7 +42,7 @@ def job_of(
     more: dict[str, str] | None = None,
     **changes: Any,
 ) -> StageJob:
-    """The policy stage with a large enough rate that its responses change, and the untrained model at hand as judge."""
+    """Return the policy stage with a large enough rate that its responses change, and the untrained model at hand as judge."""
     changes = {"learning_rate": 3e-3, "validate_every": 100, "checkpoint_every": 1, **changes}
     job: StageJob = pipeline.job("policy", folder=folder, watch=watch, **changes)
     inputs = {**job.inputs, **pipeline.inputs(more or {"watch": "model"})}
@@ -153,7 +153,7 @@ def test_a_judge_that_cannot_read_two_long_responses_is_refused_before_anything_
 
 
 def with_reward(pipeline: Any, job: StageJob) -> StageJob:
-    """The job with a reward of another seed as the judge of its watch."""
+    """Return the job with a reward of another seed as the judge of its watch."""
     second = pipeline.job("reward", folder=pipeline.root / "second").model_copy(update={"seed": 6})
     if not (second.output / "model.safetensors").is_file():
         run_stage(second)
@@ -239,7 +239,7 @@ def test_responses_of_a_watch_are_other_draws_than_those_of_validation(pipeline:
 
 
 def verified(response: str, prompt: str) -> float:
-    """Whether a response ends with the result of a sum such as ``12+30=``, in plain Python."""
+    """Return whether a response ends with the result of a sum such as ``12+30=``, in plain Python."""
     expression = "".join(c for c in prompt if c in "0123456789+-*")
     numbers = "".join(c if c.isdigit() or c == "-" else " " for c in response).split()
     return float(bool(numbers) and numbers[-1] == str(eval(expression)))

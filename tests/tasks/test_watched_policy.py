@@ -33,7 +33,7 @@ JOURNALLED = ("validation_watch_score", "watch_change", "watch_falls", "watch_wo
 
 
 def scored(prompts: list[str], rewards: list[float]) -> Scored:
-    """Responses as far as a watch looks at them."""
+    """Return responses as far as a watch looks at them."""
     sampled = SimpleNamespace(prompts=prompts)
     return cast(Scored, SimpleNamespace(sampled=sampled, scores=SimpleNamespace(total=torch.tensor(rewards))))
 
@@ -41,7 +41,7 @@ def scored(prompts: list[str], rewards: list[float]) -> Scored:
 def falls_by_hand(
     now: list[float], before: list[float], sign: int, *, errors: float = 1.959963984540054
 ) -> bool:
-    """Whether the mean difference of independent prompts lies beyond 0 by more than so many standard errors, in plain Python."""
+    """Return whether the mean difference of independent prompts lies beyond 0 by more than so many standard errors, in plain Python."""
     differences = [sign * (a - b) for a, b in zip(now, before, strict=True)]
     mean = sum(differences) / len(differences)
     variance = sum((each - mean) ** 2 for each in differences) / (len(differences) - 1)

@@ -100,7 +100,7 @@ class Learnt:
         return at_tokens(self.estimates.targets)
 
     def policy_update(self, ratios: list[float]) -> Update:
-        """The policy's loss where π/π_old is this, and its derivative by each token's log-probability."""
+        """Return the policy's loss where π/π_old is this, and its derivative by each token's log-probability."""
         moved = [old + log(ratio) for old, ratio in zip(OLD_LOGPROBS, ratios, strict=True)]
         logprobs = over_tokens(moved).requires_grad_()
         sums = MetricSums()
@@ -114,7 +114,7 @@ class Learnt:
         return Update(loss.item(), slopes(loss, logprobs), sums.means())
 
     def value_update(self, values: list[float]) -> Update:
-        """The critic's loss at these values, and its derivative by each."""
+        """Return the critic's loss at these values, and its derivative by each."""
         leaf = over_tokens(values).requires_grad_()
         result = value_loss_of(leaf, self.micro, self.work)
         sums = MetricSums()
@@ -179,7 +179,7 @@ def learn(
 
 
 def scored_as(scores: list[float], *, ended: tuple[bool, bool] = (True, True)) -> Scored:
-    """The two responses with these scores."""
+    """Return the two responses with these scores."""
     total = torch.tensor(scores, dtype=torch.float64)
     return Scored(
         sampled=Sampled(
@@ -200,7 +200,7 @@ def over_tokens(five: list[float]) -> Tensor:
 
 
 def at_tokens(per_token: Tensor) -> list[float]:
-    """The five numbers of a (2,3) tensor."""
+    """Return the five numbers of a (2,3) tensor."""
     return per_token[_MASK].tolist()
 
 

@@ -60,7 +60,7 @@ MOMENTS = {"count": 12, "mean": 0.6, "m2": 9.0}
 
 
 def write_inputs(root: Path) -> dict[str, Path]:
-    """Every model, dataset and verifier that the tests' jobs read, each in a folder of its own."""
+    """Write every model, dataset and verifier that the tests' jobs read, each in a folder of its own."""
     folders = {
         name: root / name
         for name in ("init", "reference", "fresh", "critic", "reward", "prompts", "demonstrations", "pairs")
@@ -86,7 +86,7 @@ def job_of(
     seed: int,
     rewards: Mapping[str, Reward] = REWARDS,
 ) -> StageJob:
-    """One attempt at a stage in ``folder``."""
+    """Return the job of one attempt at a stage in ``folder``."""
     for name in ("scratch", "output"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     return StageJob(
@@ -202,7 +202,7 @@ def _write_data(folders: Mapping[str, Path]) -> None:
 
 
 def _labelled(number: int, prompt: str, answer: str) -> dict[str, Any]:
-    """Two responses to each prompt: the right one is desirable, and of every other prompt both are."""
+    """Return two responses to each prompt: the right one is desirable, and of every other prompt both are."""
     is_right = number % 2 == 0
     return {
         "prompt": prompt,

@@ -44,7 +44,7 @@ with quick_imports():
 
 
 def own_libgomp() -> str:
-    """The file of torch's libgomp, which reads its variables when it is loaded; torch takes a second longer."""
+    """Return the file of torch's libgomp, which reads its variables when it is loaded; torch takes a second longer."""
     torch = importlib.util.find_spec("torch")
     assert torch is not None and torch.origin is not None
     packages = Path(torch.origin).parents[1]

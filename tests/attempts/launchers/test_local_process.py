@@ -66,7 +66,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
 
 
 def state(pid: int) -> str:
-    """The kernel's letter for a process: R, S, D, T (stopped), Z (ended, not yet reaped), or X where there is none."""
+    """Return the kernel's letter for a process: R, S, D, T (stopped), Z (ended, not yet reaped), or X where there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -77,7 +77,7 @@ class RayCluster:
         self.process.communicate("end\n", timeout=60)
 
     def _answer(self) -> Any:
-        """The next line that is an answer: Ray prints others."""
+        """Return the next line that is an answer: Ray prints others."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             try:

@@ -51,7 +51,7 @@ def states(flow_run_name: str) -> list[tuple[str | None, str]]:
 
 
 def has_recorded_ends(workspace: Workspace) -> bool:
-    """Whether the server shows the end of every step that has ended; it keeps events in its memory for a moment."""
+    """Return whether the server shows the end of every step that has ended; it keeps events in its memory for a moment."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 

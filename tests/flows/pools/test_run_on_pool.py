@@ -254,7 +254,7 @@ def ask_after_another_run(
     *,
     deleted: str = "",
 ) -> tuple[_Attempt, list[str], Messages]:
-    """What a run of pool big makes of a request whose flow run is not there yet; and the pools where it started one."""
+    """Return what a run of pool big makes of a request whose flow run is not there yet; and the pools where it started one."""
     remote = MemoryStore()
     first = messages_of(cast(Any, remote), KEY, 1)
     first.create("request.json", asked.model_dump_json().encode())

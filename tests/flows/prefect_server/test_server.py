@@ -57,7 +57,7 @@ def stand_in(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
 
 
 def asked(port: int, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-    """The answer to a request with these headers and no others."""
+    """Return the answer to a request with these headers and no others."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.putrequest("GET", path, skip_host=True, skip_accept_encoding=True)
     for name, value in headers.items():
@@ -71,7 +71,7 @@ def asked(port: int, path: str, headers: dict[str, str]) -> http.client.HTTPResp
 
 
 def tables_of(database: Path) -> list[Any]:
-    """All tables and indices, and the version."""
+    """Return all tables and indices, and the version."""
     with closing(sqlite3.connect(database)) as connection:
         return [
             connection.execute(query).fetchall()

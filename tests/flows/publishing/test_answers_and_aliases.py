@@ -27,7 +27,7 @@ def closed(gain: float = -0.1, *, on_fail: Any = "approve") -> Verdict:
 
 
 def life_of(*verdicts: Verdict, answer: Approval | None = None) -> Any:
-    """A run whose evaluation went on past these verdicts."""
+    """Return a run whose evaluation went on past these verdicts."""
     made = {"status": "completed", "stage_key": KEY}
     policy = StageRecord.model_validate(made | {"digest": sha("policy and its metrics")})
     evaluation = StageRecord.model_validate(made | {"digest": DIGEST, "verdicts": verdicts})

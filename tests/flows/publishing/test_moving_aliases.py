@@ -49,7 +49,7 @@ class Place:
         self.client = MlflowClient(tracking_uri=f"sqlite:///{self.workspace.root / 'mlflow.db'}")
 
     def run(self, *overrides: str) -> RunRecord:
-        """A run to its end, as `vantage run` of a recipe makes it."""
+        """Run to the end, as `vantage run` of a recipe does."""
         with orchestrated(
             self.workspace, self.recipe, *overrides, stage_function="tests.support.fake_models.run_stage"
         ) as orchestrator:

@@ -60,7 +60,7 @@ EVALUATION = PolicyEvaluation(
 
 
 def life_with(ledger: Recorder, *, files: dict[str, str] | None = None, **stages: StageRecord) -> Any:
-    """A run whose stages have these records; ``files``: step → what its artifact holds, its own name if not given."""
+    """Return a run whose stages have these records; ``files``: step → what its artifact holds, its own name if not given."""
     said: list[str] = []
     steps = {"model", "sft", *stages}
     record = SimpleNamespace(

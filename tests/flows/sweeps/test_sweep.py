@@ -320,7 +320,7 @@ def test_more_gpus_than_there_are_is_refused_with_the_arm(sweep_file: Path) -> N
 
 
 def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[SweepResult, str]:
-    """What ``vantage sweep`` does in this process, and what it printed."""
+    """Do what ``vantage sweep`` does, in this process; return what it printed."""
     printed = io.StringIO()
     end = run_sweep(
         load_sweep(file, overrides),

@@ -15,7 +15,7 @@ from vantage.flows.sweeps.to_mlflow import SweepLedger
 
 @contextmanager
 def failing_server() -> Iterator[tuple[str, list[str]]]:
-    """The address of a server that cannot serve now, and the paths that it was asked for."""
+    """Yield the address of a server that cannot serve now, and the paths that it was asked for."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

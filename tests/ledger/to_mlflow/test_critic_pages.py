@@ -43,7 +43,7 @@ def tell(ledger: Ledger, folder: Path, course: list[Entry], *, stages: Sequence[
 
 
 def stored(workspace: Path, file: bytes | None) -> Path:
-    """The folder of an artifact with such a diagnosis."""
+    """Return the folder of an artifact with such a diagnosis."""
     folder = workspace / "object"
     folder.mkdir()
     if file is not None:

@@ -33,7 +33,7 @@ PROMPT = "3 + 4 ="
 
 
 def sealed(cls: type[Any], folder: Path, **fields: Any) -> Any:
-    """The artifact whose files lie in the sealed folder."""
+    """Return the artifact whose files lie in the sealed folder."""
     digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     return artifact(cls, folder.name, {}, digest=digest, **fields)
 

@@ -116,7 +116,7 @@ def run_once(
 
 
 def write_recipe(folder: Path, text: str = RECIPE) -> Path:
-    """The recipe with its one file of data."""
+    """Return the recipe with its one file of data."""
     (folder / "demonstrations.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n' * 40)
     recipe = folder / "fake.yaml"
     recipe.write_text(text)

@@ -28,7 +28,7 @@ class Case:
     original: Path
 
     def audit(self, target: str | None = None) -> AuditReport:
-        """The audit of a target, or else of the run."""
+        """Return the audit of a target, or else of the run."""
         with Evidence(self.workspace) as evidence:
             return audit(evidence, target or self.record.run_id)
 

@@ -25,7 +25,7 @@ def sha(text: str) -> str:
 
 
 def ref_of(recipe: ResolvedRecipe, step: str) -> Ref:
-    """The ref of a step whose inputs are all different."""
+    """Return the ref of a step whose inputs are all different."""
     work = work_of(recipe, step)
     parents = {role: sha(read) for role, read in dependencies(recipe)[step].items()}
     has_source = KINDS[work.kind].imports is not None

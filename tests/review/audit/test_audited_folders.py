@@ -128,7 +128,7 @@ def test_gates_of_a_run_that_is_not_here_are_not_compared(case: Case, exported: 
 
 
 def elsewhere(case: Case, place: Path, change: Callable[[Path], object]) -> AuditReport:
-    """The audit of a changed folder beside a workspace that nobody touched."""
+    """Return the audit of a changed folder beside a workspace that nobody touched."""
     change(place)
     report = case.audit(str(place))
     assert all(": folder: " in each for each in found(report)), found(report)

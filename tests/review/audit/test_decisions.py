@@ -58,7 +58,7 @@ class Place:
         answer(self.workspace, self.record.run_id, subject, **given)  # type: ignore[arg-type]
 
     def publish_approved(self, *overrides: str) -> RunRecord:
-        """A run whose gate and alias a person let pass."""
+        """Return a run whose gate and alias a person let pass."""
         self.run(*overrides)
         self.approve("sft")
         self.run(*overrides)

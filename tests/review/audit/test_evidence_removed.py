@@ -21,7 +21,7 @@ def documented() -> dict[str, int]:
 
 
 def pattern_of(path: str) -> str | None:
-    """The first pattern of the page that a path has."""
+    """Return the first pattern of the page that a path has."""
     return next((pattern for pattern in documented() if fnmatch(path, pattern)), None)
 
 

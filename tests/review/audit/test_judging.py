@@ -63,13 +63,13 @@ def evidence(case: Case) -> Iterator[Evidence]:
 
 
 def recorded_of(evidence: Evidence) -> Recorded:
-    """The policy's publication as ``fake``, with the alias that its evaluation let move."""
+    """Return the policy's publication as ``fake``, with the alias that its evaluation let move."""
     [found] = publications(evidence, "fake")
     return found
 
 
 def with_input(recorded: Recorded, step: str, role: str, given: Input) -> Recorded:
-    """The publication of a run in which a step read something else."""
+    """Return the publication of a run in which a step read something else."""
     stage = recorded.entry.stages[step]
     changed = replace(stage, inputs=stage.inputs | {role: given})
     return replace(recorded, entry=replace(recorded.entry, stages=recorded.entry.stages | {step: changed}))
@@ -96,7 +96,7 @@ def test_what_is_sealed_says_that_two_models_are_the_same_whatever_was_told(evid
 
 
 def answered(recorded: Recorded, **changes: Any) -> Recorded:
-    """A run in which a person has answered one question."""
+    """Return a run in which a person has answered one question."""
     asked = {
         "subject": "evaluation", "stage": "evaluation", "stage_key": KEY, "digest": DIGEST, "verdicts": (verdict_of(0.1),)
     }  # fmt: skip

@@ -54,7 +54,7 @@ def documented() -> dict[str, str]:
 
 
 def empty_tables() -> set[str]:
-    """The tables that the page lists as empty."""
+    """Return the tables that the page lists as empty."""
     text = (
         PAGE.read_text().partition("## Tables that Vantage leaves empty")[2].partition("`alembic_version`")[0]
     )

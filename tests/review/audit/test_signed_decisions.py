@@ -96,7 +96,7 @@ class SignedPlace(Place):
 
 
 def published(place: SignedPlace, *overrides: str) -> RunRecord:
-    """A run whose gate and alias a person let pass; each answer is signed with the recipe's key."""
+    """Return a run whose gate and alias a person let pass; each answer is signed with the recipe's key."""
     place.run(*overrides)
     place.decide("sft")
     place.run(*overrides)

@@ -54,7 +54,7 @@ Judge = Callable[[str, int], float]
 
 
 def environment(**versions: str) -> Environment:
-    """One with these distributions."""
+    """Return one with these distributions."""
     installed = [
         Installed(name=name, version=version, license="MIT") for name, version in sorted(versions.items())
     ]
@@ -68,12 +68,12 @@ def environment(**versions: str) -> Environment:
 
 
 def demonstrations(numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for each number."""
+    """Return a row for each number."""
     return [{"prompt": f"{n} + {n} =", "response": f" {2 * n}"} for n in numbers]
 
 
 def write_recipe(folder: Path, numbers: Sequence[int], *, name: str = "compared") -> Path:
-    """The recipe's file beside its demonstrations; they have a row for each number."""
+    """Return the recipe's file beside its demonstrations; they have a row for each number."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(row) for row in demonstrations(numbers))
     (folder / "demonstrations.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -93,7 +93,7 @@ def make_run(
     installed: Environment | None = None,
     until: str | None = None,
 ) -> RunRecord:
-    """A run of the recipe; what the store has already is reused.
+    """Make a run of the recipe; what the store has already is reused.
 
     Args:
         judge: of the candidate's responses; the baseline's are all wrong.
@@ -158,7 +158,7 @@ def make_run(
 def _write(
     folder: Path, work: Any, parts: Mapping[str, Any], weights: str, judge: Judge, prompts: Sequence[str]
 ) -> dict[str, Any]:
-    """The files of an artifact; fields of its description."""
+    """Write the files of an artifact, with these fields of its description."""
     if work.kind == "prepare_data":
         path = work.data.origin.path if hasattr(work.data.origin, "path") else None
         rows = (

@@ -29,7 +29,7 @@ class Tab:
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the protocol and its answer."""
+        """Send a command of the protocol; return its answer."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         self._socket.send(json.dumps(message | ({"sessionId": self.session} if self.session else {})))
@@ -42,7 +42,7 @@ class Tab:
             self.events.append(said)
 
     def value(self, expression: str) -> Any:
-        """What JavaScript says; the page's own policy does not hold for the protocol."""
+        """Return what JavaScript says; the page's own policy does not hold for the protocol."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -74,7 +74,7 @@ class Tab:
             time.sleep(0.1)
 
     def text(self) -> str:
-        """What there is to read."""
+        """Return what there is to read."""
         return str(self.value("document.body ? document.body.innerText : ''"))
 
     def links(self) -> dict[str, set[str]]:
@@ -124,7 +124,7 @@ class Tab:
             )
 
     def complaints(self) -> list[str]:
-        """What the console said, and errors of scripts."""
+        """Return what the console said, and errors of scripts."""
         self.value("1")  # events that came before the answer
         return [
             json.dumps(event["params"])
@@ -134,7 +134,7 @@ class Tab:
         ]
 
     def requests(self) -> list[str]:
-        """Every address that was asked for."""
+        """Return every address that was asked for."""
         self.value("1")
         return [
             event["params"]["request"]["url"]
@@ -150,7 +150,7 @@ class Tab:
 
 @contextmanager
 def opened_tab() -> Iterator[Tab]:
-    """A browser with one page; it ends with the block."""
+    """Yield a browser with one page; it ends with the block."""
     program = chromium()
     assert program is not None
     with tempfile.TemporaryDirectory(prefix="vantage-chromium-", ignore_cleanup_errors=True) as profile:

@@ -90,12 +90,12 @@ REMOVE = "(remove)"
 
 @cache
 def plain(base: str) -> Any:
-    """The plain values of a recipe without a fault."""
+    """Return the plain values of a recipe without a fault."""
     return yaml.safe_load(BASES[base])
 
 
 def broken(base: Any, edits: list[Edit]) -> Any:
-    """A copy of plain values with the edits; one whose path is gone changes nothing."""
+    """Return a copy of plain values with the edits; one whose path is gone changes nothing."""
     values = copy.deepcopy(base)
     for path, value in edits:
         owner = values
@@ -112,7 +112,7 @@ def broken(base: Any, edits: list[Edit]) -> Any:
 
 
 def edits_at_random(values: Any, chance: random.Random) -> list[Edit]:
-    """One to three faults: a wrong type, name, kind or metric, an unknown field, a missing or a doubled part."""
+    """Return one to three faults: a wrong type, name, kind or metric, an unknown field, a missing or a doubled part."""
     return [edit for _ in range(chance.randint(1, 3)) for edit in _fault(values, chance)]
 
 
@@ -148,7 +148,7 @@ def _fault(values: Any, chance: random.Random) -> list[Edit]:
 
 
 def _from_the_whole(chance: random.Random, known: list[str]) -> list[Edit]:
-    """A fault in what few recipes have."""
+    """Return a fault in what few recipes have."""
     name = chance.choice(known)
     faults: list[Edit] = [
         (["licenses"], {name: "MIT", f"data.{name}": "MIT", "modle": "MIT"}),
@@ -172,7 +172,7 @@ def _misspelt(word: str, chance: random.Random) -> str:
 
 
 def _paths(values: Any, path: tuple[str | int, ...] = ()) -> Iterator[list[str | int]]:
-    """The paths of all parts, without that of the whole."""
+    """Yield the paths of all parts, without that of the whole."""
     items: Any = (
         enumerate(values) if isinstance(values, list) else values.items() if isinstance(values, dict) else ()
     )
@@ -188,7 +188,7 @@ def _at(values: Any, path: list[str | int]) -> Any:
 
 
 def problems_of(values: Any, *, in_one_line: bool) -> list[Problem]:
-    """What the loader reports, in its order. In one line, nothing is sorted by lines."""
+    """Return what the loader reports, in its order. In one line, nothing is sorted by lines."""
     without_aliases = json.loads(json.dumps(values))
     text = yaml.safe_dump(
         without_aliases,
@@ -211,7 +211,7 @@ def _cases() -> Iterator[dict[str, Any]]:
 
 
 def problems_of_case(case: dict[str, Any]) -> list[str]:
-    """What the loader reports of a case of the file."""
+    """Return what the loader reports of a case of the file."""
     values = broken(plain(case["base"]), case["edits"])
     return [str(problem) for problem in problems_of(values, in_one_line=case["in_one_line"])]
 

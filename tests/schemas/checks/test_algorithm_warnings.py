@@ -32,7 +32,7 @@ def plain(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_algorithm(plain: dict[str, Any], algorithm: Any) -> dict[str, Any]:
-    """The recipe with an algorithm and what belongs to it: one step where it has no ratio, no unread critic."""
+    """Return the recipe with an algorithm and what belongs to it: one step where it has no ratio, no unread critic."""
     switches = Algorithm.model_validate(algorithm)
     plain["stages"]["policy"] |= {"algorithm": algorithm, "ptx": "demos"}
     if not switches.importance_ratio:

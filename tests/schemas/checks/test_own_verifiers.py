@@ -26,7 +26,7 @@ PYTHON = "def verify(prompt, response, answer): return response == answer\n"
 
 
 def with_verifiers(text: str, section: str) -> str:
-    """The small recipe with a section of verifiers: the name in line 9, its value beside it."""
+    """Return the small recipe with a section of verifiers: the name in line 9, its value beside it."""
     return text.replace("rewards:\n", f"verifiers:\n  mine: {section}\nrewards:\n")
 
 
@@ -130,7 +130,7 @@ def test_too_many_are_refused(plain: dict[str, Any]) -> None:
 
 
 def named_everywhere(plain: dict[str, Any], name: str) -> dict[str, Any]:
-    """The small recipe with a verifier in each of the places that take one."""
+    """Return the small recipe with a verifier in each of the places that take one."""
     plain["rewards"]["main"]["terms"] = [{"model": "reward"}, {"verifier": name, "weight": 2.0}]
     plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", "positive_verifier": name}
     plain["stages"]["evaluation"]["judge"] = {"verifier": name}

@@ -22,14 +22,14 @@ VALUE = "    init: reward\n"
 
 
 def with_members(text: str, members: str, *, seed: int | None = None) -> str:
-    """The recipe with an ensemble in place of its reward model; the critic starts from the SFT policy."""
+    """Return the recipe with an ensemble in place of its reward model; the critic starts from the SFT policy."""
     own = f"    seed: {seed}\n" if seed is not None else ""
     text = text.replace(REWARD, f"{REWARD}    members: {members}\n{own}")
     return text.replace(TERMS, f"{TERMS}    ensemble: {{combine: min}}\n").replace(VALUE, "    init: sft\n")
 
 
 def by_hand(text: str, changes: list[str]) -> str:
-    """The same recipe with a stage for each member, written as a person would."""
+    """Return the same recipe with a stage for each member, written as a person would."""
     stages = "".join(
         REWARD.replace("reward:", f"reward_{number}:", 1)
         + "".join(f"    {line}\n" for line in lines.split(";") if line)

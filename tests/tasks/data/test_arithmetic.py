@@ -32,7 +32,7 @@ SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
 def some_side(prompt: str) -> str:
-    """A side by the prompt alone, in about the shares."""
+    """Return a side by the prompt alone, in about the shares."""
     return (8 * ["train"] + ["validation", "test"])[sum(prompt.encode()) % 10]
 
 
@@ -44,7 +44,7 @@ of_each = pytest.mark.parametrize("dial", DIALS.values(), ids=DIALS)
 
 
 def recount(prompt: str, response: str) -> tuple[set[str], bool]:
-    """The kinds of slip in a response, and whether its answer is right: read from the texts alone."""
+    """Return the kinds of slip in a response, and whether its answer is right: read from the texts alone."""
     changes = dict(re.findall(r"([a-n])([+-]\d)", prompt))
     digit, kinds, seen = int(prompt[0]), set(), []
     for letter, change, digits in re.findall(r"([a-n])([+-]\d):(\d+)", response):
@@ -250,7 +250,7 @@ def test_the_most_likely_demonstration_is_wrong_for_about_half_of_the_problems()
 
 
 def _counted_out(prompt: str) -> str:
-    """The right response, digit by digit."""
+    """Return the right response, digit by digit."""
     digit, parts = int(prompt[0]), []
     for letter, change in re.findall(r"([a-n])([+-]\d)", prompt):
         step = 1 if change[0] == "+" else -1

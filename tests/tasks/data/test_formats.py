@@ -23,7 +23,7 @@ def answered(text: str) -> list[dict[str, str]]:
 
 
 def read(rows: list[dict[str, Any]], content: str, **data: Any) -> tuple[str, Any]:
-    """The format's name, and the first row."""
+    """Return the format's name, and the first row."""
     given: Iterator[SourceRow] = iter(rows)
     reader, again = reader_of(Data(source="rows.jsonl", **data), content, given)
     return reader.format.name, reader.read(next(again))

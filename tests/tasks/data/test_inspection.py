@@ -28,7 +28,7 @@ def lines(path: Path, rows: list[Any]) -> Path:
 
 
 def prepared(source: Path, content: Content, scratch: Path) -> tuple[Report, list[dict[str, Any]]]:
-    """What the preparation of data reports of a file, and the rows that it keeps."""
+    """Return what the preparation of data reports of a file, and the rows that it keeps."""
     scratch.mkdir()
     data = Data(source=str(source))
     job = StageJob(

@@ -23,7 +23,7 @@ def calling(**changes: Any) -> dict[str, Any]:
 
 
 def made(row: dict[str, Any], content: Content = "demonstrations") -> dict[str, Any]:
-    """The row as a file that holds it three times is read."""
+    """Return the row as a file that holds it three times is read."""
     reader = RowReader(Data(source="rows.jsonl"), content, [row] * 3)
     found = reader.read(row)
     assert not isinstance(found, Fault), found

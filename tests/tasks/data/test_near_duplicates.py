@@ -40,7 +40,7 @@ def texts_of(letters: str, number: int, *, seed: int) -> list[str]:
 
 
 def by_every_pair(texts: list[str], sides: list[str | None], similarity: float) -> set[int]:
-    """Rows for training that are near a held-out one, by a definition of its own: counted triples of characters."""
+    """Return rows for training that are near a held-out one, by a definition of its own: counted triples of characters."""
 
     def triples(text: str) -> frozenset[str]:
         plain = " ".join(text.lower().split())

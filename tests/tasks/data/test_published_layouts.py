@@ -39,7 +39,7 @@ def assistant(text: str) -> Row:
 
 
 def in_turn(n: int) -> tuple[str, str]:
-    """The good answer first in even rows."""
+    """Return the answers; the good one is first in even rows."""
     return (bad(n), good(n)) if n % 2 else (good(n), bad(n))
 
 

@@ -325,7 +325,7 @@ def random_text(draw: random.Random) -> str:
 
 
 def written(rows: list[Any], ending: str, draw: random.Random, *, plain: bool = False) -> bytes:
-    """The file in which each row is a mapping, or the bytes of a bad one."""
+    """Return the file in which each row is a mapping, or the bytes of a bad one."""
     if ending == ".csv":
         lines = [b"x,y"]
         for row in rows:

@@ -22,7 +22,7 @@ from vantage.tasks.rewards.verifiers import MissingAnswers, in_process
 
 
 def job_of(folder: Path, answers: list[str | None], **fields: Any) -> StageJob:
-    """The job that imports a verifier, whose prompts for training have these answers."""
+    """Return the job that imports a verifier, whose prompts for training have these answers."""
     (folder / "output").mkdir()
     (folder / "prompts").mkdir()
     for split in SPLITS:

@@ -42,7 +42,7 @@ def other(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_with(pipeline: Any, folder: Path, term: ModelTerm | None = None) -> StageJob:
-    """The policy stage, whose reward is the model in the folder."""
+    """Return the policy stage, whose reward is the model in the folder."""
     job: StageJob = pipeline.job("policy")
     reward = Reward(terms=(term or ModelTerm(model="reward"),))
     inputs = {**job.inputs, "reward.main.0": folder}
@@ -103,7 +103,7 @@ def test_equal_texts_have_one_score_bit_by_bit(pipeline: Any, other: Path) -> No
 
 
 def copied(folder: Path, to: Path) -> Path:
-    """A copy whose files can be changed."""
+    """Return a copy whose files can be changed."""
     shutil.copytree(folder, to)
     for path in to.rglob("*"):
         path.chmod(0o644)
@@ -137,7 +137,7 @@ def test_an_equal_tokenizer_that_is_stored_apart_reads_the_policys_ids(pipeline:
 
 
 def with_prompts(job: StageJob, folder: Path, rows: list[dict[str, Any]]) -> StageJob:
-    """The job with these prompts in each split."""
+    """Return the job with these prompts in each split."""
     folder.mkdir()
     for split in ("train", "validation", "test"):
         write_rows(folder, split, rows)

@@ -101,7 +101,7 @@ SAMPLING_EIGHT_TOKENS = cast(
 
 
 def of_lengths(lengths: list[int], prompts: list[str], answers: list[str | None]) -> Responses:
-    """Responses of so many tokens."""
+    """Return responses of so many tokens."""
     sequences = collate([[1]] * len(lengths), [[8] * length for length in lengths], pad_token_id=0)
     return Responses(sequences, prompts, [""] * len(lengths), answers, CPU, PassLimits(2))
 

@@ -45,7 +45,7 @@ def refusal(verifier: VerifierProcess) -> str:
 
 
 def children() -> set[psutil.Process]:
-    """The processes below this one that live; other tests of the same worker may have left some."""
+    """Return the processes below this one that live; other tests of the same worker may have left some."""
     below = psutil.Process().children(recursive=True)
     return {child for child in below if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
 

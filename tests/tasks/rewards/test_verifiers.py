@@ -50,14 +50,14 @@ def job_in(folder: Path, work: Any, **inputs: Path) -> StageJob:
 
 
 def imported(folder: Path, verifier: Verifier) -> Path:
-    """The artifact's folder."""
+    """Return the artifact's folder."""
     job = job_in(folder / "import", ImportVerifier(verifier=verifier))
     assert run(job) == StageResult(metrics={})
     return job.output
 
 
 def prompts(folder: Path, **answers: list[str | None]) -> Path:
-    """A dataset of prompts with these answers, by split; one answer where none are given."""
+    """Return a dataset of prompts with these answers, by split; one answer where none are given."""
     folder.mkdir()
     for split in SPLITS:
         rows = [{"prompt": f"p{n}", "answer": answer} for n, answer in enumerate(answers.get(split, ["1"]))]

@@ -37,7 +37,7 @@ def servers(pipeline: Any) -> Iterator[list[FakeServer]]:
 
 
 def served(pipeline: Any, servers: list[FakeServer], folder: Path, **changes: Any) -> StageJob:
-    """A policy stage that samples ahead with these servers."""
+    """Return a policy stage that samples ahead with these servers."""
     job: StageJob = pipeline.job("policy", folder=folder, **changes)
     rollout = Ahead(engine="vllm", url=tuple(each.url for each in servers), ahead=1)
     return job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})})

@@ -65,7 +65,7 @@ def engine_of(policy: PolicyModel, codec: Codec, servers: int, **settings: Any) 
 
 
 def programs() -> list[psutil.Process]:
-    """The servers that this process has started and that run, with the two processes that guard each of them."""
+    """Return the servers that this process has started and that run, with the two processes that guard each of them."""
     return [
         each
         for each in psutil.Process().children(recursive=True)

@@ -187,7 +187,7 @@ def test_preferences_are_those_of_the_models_own_forward_pass() -> None:
 
 
 def reading(tokens: int) -> PromptedJudge:
-    """A judge that reads so many tokens, and whose longer answer has five."""
+    """Return a judge that reads so many tokens, and whose longer answer has five."""
     judge = by_hand({})
     policy = SimpleNamespace(
         causal_lm=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=tokens))
@@ -232,7 +232,7 @@ def test_answers_that_a_tokenizer_cannot_tell_apart_are_refused(answers: tuple[s
 
 
 def with_model(pipeline: Any, folder: Path, **fields: Any) -> Any:
-    """The small pipeline's evaluation with a model as judge: the untrained one, which has another tokenizer or not."""
+    """Return the small pipeline's evaluation with a model as judge: the untrained one, which has another tokenizer or not."""
     job = pipeline.job("evaluation", folder=folder)
     judge = Judge(model="model", template="{prompt}\n{first}\n{second}\n")
     work = job.work.model_copy(update={"judge": judge, **fields})

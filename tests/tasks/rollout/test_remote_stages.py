@@ -34,7 +34,7 @@ def servers(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fak
 
 
 def served(job: StageJob, servers: list[FakeServer], **changes: Any) -> StageJob:
-    """The job, sampling with these servers: short responses, and few to validate, since they answer one request after the other."""
+    """Return the job, sampling with these servers: short responses, and few to validate, since they answer one request after the other."""
     before: Any = job.work
     url = tuple(server.url for server in servers)
     rollout = before.rollout.model_copy(update={"engine": "vllm", "url": url})

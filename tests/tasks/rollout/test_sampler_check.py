@@ -40,7 +40,7 @@ VERIFIED = (VerifierTerm(verifier="arithmetic", wrong=-1.0),)
 
 
 def job_at(pipeline: Any, name: str, *, temperature: float = TEMPERATURE, **changes: Any) -> StageJob:
-    """A stage of the small pipeline whose temperature is not 1."""
+    """Return a stage of the small pipeline whose temperature is not 1."""
     job: StageJob = pipeline.job(name, **changes)
     generation = job.generation.model_copy(update={"temperature": temperature})
     return job.model_copy(update={"generation": generation})

@@ -35,7 +35,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 def adapted_parts(
     pipeline: Any, *, lora: Lora | None = None, **generation: Any
 ) -> tuple[PolicyModel, Codec, list[list[int]]]:
-    """A policy with fresh adapters, which change nothing yet, its codec, and prompts."""
+    """Return a policy with fresh adapters, which change nothing yet, its codec, and prompts."""
     job: StageJob = pipeline.job("policy")
     job = job.model_copy(update={"generation": job.generation.model_copy(update=generation)})
     codec = codec_of(job, "init")
@@ -54,7 +54,7 @@ def moved_adapters(policy: PolicyModel, by: float, *, seed: int = 3) -> None:
 
 
 def adapter_bytes(policy: PolicyModel) -> int:
-    """Bytes of the matrices A and B in float32: 4·rank·(inputs + outputs) of each layer, from the shapes of the frozen weights."""
+    """Return bytes of the matrices A and B in float32: 4·rank·(inputs + outputs) of each layer, from the shapes of the frozen weights."""
     shapes = [
         weight.shape
         for name, weight in policy.causal_lm.named_parameters()

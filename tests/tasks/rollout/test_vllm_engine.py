@@ -49,7 +49,7 @@ def engine_of(policy: PolicyModel, codec: Codec) -> VllmEngine:
 
 
 def parts(pipeline: Any, **generation: Any) -> tuple[PolicyModel, Codec, list[list[int]]]:
-    """A policy, its codec with some settings changed, and prompts."""
+    """Return a policy, its codec with some settings changed, and prompts."""
     job: StageJob = pipeline.job("policy")
     job = job.model_copy(update={"generation": job.generation.model_copy(update=generation)})
     codec = codec_of(job, "init")

@@ -57,7 +57,7 @@ def engine_of(folder: Path) -> tuple[PolicyModel, VllmEngine]:
 
 
 def table(samples: Samples, name: str) -> dict[str, Tensor]:
-    """Responses as tensors, filled up with -1."""
+    """Return responses as tensors, filled up with -1."""
     rows = [torch.tensor(each) for each in samples.responses]
     logprobs = [torch.tensor(each, dtype=torch.float64) for each in samples.logprobs]
     return {

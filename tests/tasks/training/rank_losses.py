@@ -211,7 +211,7 @@ def value_regression(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]
 
 
 def reverse_kl(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    """The gradient of a minibatch, and the measurement of held-out responses, of which two have one prompt."""
+    """Return the gradient of a minibatch, and the measurement of held-out responses, of which two have one prompt."""
     policy = PolicyModel(load_policy(folder))
     pair = Pair(policy, reference_of(folder), temperature=0.8, precision="float32")
     found = accumulate_reverse_kl(pair, SEQUENCES.select(rows), PassLimits(2))
@@ -271,13 +271,13 @@ class SampledKL:
 
 @cache
 def frozen(folder: Path) -> PolicyModel:
-    """The policy as it was before any update."""
+    """Return the policy as it was before any update."""
     return PolicyModel(load_policy(folder)).requires_grad_(False)
 
 
 @cache
 def reference_of(folder: Path) -> PolicyModel:
-    """The same network with other weights."""
+    """Return the same network with other weights."""
     reference = PolicyModel(load_policy(folder))
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
@@ -324,7 +324,7 @@ class PolicyLoss:
     switches: dict[str, Any]
 
     def __call__(self, folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-        """The gradient of policy and critic."""
+        """Return the gradient of policy and critic."""
         work = PolicyOptimization.model_validate(
             {
                 "kind": "policy_optimization",
@@ -429,13 +429,13 @@ LOSSES: dict[str, Loss] = {
 
 
 def gradient_of(network: nn.Module) -> torch.Tensor:
-    """Every parameter's gradient in one row; 0 where there is none."""
+    """Return every parameter's gradient in one row; 0 where there is none."""
     parameters = network.parameters()
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 
 
 def agreements(scratch: Path, rank: int) -> dict[str, Any]:
-    """What the ranks make of a loop in which each has a say of its own."""
+    """Return what the ranks make of a loop in which each has a say of its own."""
     network = nn.Linear(1, 1)
     job = cast(
         StageJob,

@@ -33,7 +33,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def network() -> nn.Sequential:
-    """Two matrices with 8-bit moments (9,216 weights), and vectors whose moments stay in float32."""
+    """Return two matrices with 8-bit moments (9,216 weights), and vectors whose moments stay in float32."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))

@@ -48,7 +48,7 @@ def job_in(folder: Path, *guards: Guard | str, checkpoint_every: int = 3) -> Sta
 def loop(
     job: StageJob, curve: Curve, *, kill_in: int | None = None, keeps_best: bool = False
 ) -> tuple[Attempt[NoState], list[int], list[bool]]:
-    """A loop whose ``loss`` is the curve; its weight counts the steps. Returns also the steps done, and which were due."""
+    """Return a loop whose ``loss`` is the curve; its weight counts the steps. Returns also the steps done, and which were due."""
     network = nn.Linear(1, 1)
     network.weight.data.fill_(0.0)
     steps, due = [], []

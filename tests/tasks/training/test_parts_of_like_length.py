@@ -32,7 +32,7 @@ def drawn(count: int) -> list[int]:
 
 
 def ragged(rows: int, *, shortest: int = 3, longest: int = 90) -> Sequences:
-    """Every prompt once."""
+    """Return every prompt once."""
     lengths = torch.randint(shortest, longest + 1, (rows,), generator=DRAW).tolist()
     return collate(
         [[1, 7, 8 + row] for row in range(rows)], [drawn(each) for each in lengths], pad_token_id=0
@@ -40,7 +40,7 @@ def ragged(rows: int, *, shortest: int = 3, longest: int = 90) -> Sequences:
 
 
 def groups(prompt_lengths: list[int], responses: list[list[int]]) -> Sequences:
-    """Responses of the given lengths to each prompt."""
+    """Return responses of the given lengths to each prompt."""
     prompts = [drawn(length) for length in prompt_lengths]
     rows = [(prompt, drawn(length)) for prompt, of in zip(prompts, responses, strict=True) for length in of]
     return collate([prompt for prompt, _ in rows], [response for _, response in rows], pad_token_id=0)

@@ -15,7 +15,7 @@ def mean_of(values: Tensor):
 
 
 def correlated(rng: np.random.Generator, prompts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Rows of a prompt that share nearly everything."""
+    """Return rows of a prompt that share nearly everything."""
     values = rng.normal(size=(prompts, 1)) + 0.2 * rng.normal(size=(prompts, rows))
     return torch.tensor(values.ravel()), torch.arange(prompts).repeat_interleave(rows)
 

@@ -106,7 +106,7 @@ def responses_of(folder: Path, *, precision: Precision, tokens: int) -> tuple[Sa
 
 
 def bytes_after_sampling(folder: Path, precision: Precision) -> int:
-    """Bytes that a pass gathers after a rollout, which kept the weights gathered."""
+    """Return bytes that a pass gathers after a rollout, which kept the weights gathered."""
     policy = policy_of(folder, precision)
     in_step = InStep(policy.next_logits, 1, lambda ended: ended)
     sample(
@@ -125,7 +125,7 @@ def bytes_after_sampling(folder: Path, precision: Precision) -> int:
 
 
 def frozen(folder: Path) -> dict[str, Any]:
-    """What a policy that nothing trains holds, and whether it computes as one that is trained."""
+    """Return what a policy that nothing trains holds, and whether it computes as one that is trained."""
     files = ModelFiles(folder / "model")
     held = placed(
         lambda: PolicyModel(load_stored_policy(files, training="nothing")),

@@ -98,7 +98,7 @@ def test_the_horizon_keeps_two_lambdas() -> None:
 
 
 def rollout_of(scores: list[float], algorithm: Algorithm) -> Rollout:
-    """The two responses again and again, with these scores and no KL; in float64."""
+    """Return the two responses again and again, with these scores and no KL; in float64."""
     total = torch.tensor(scores, dtype=torch.float64)
     pairs = scored_as(scores[:2]).select([0, 1] * (len(scores) // 2))
     by_term = pairs.scores.by_term

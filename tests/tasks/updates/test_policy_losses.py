@@ -86,7 +86,7 @@ class Rolled:
     ptx: Sequences
 
     def work(self, switches: dict[str, Any], *, microbatch_size: int | None = None) -> PolicyOptimization:
-        """The stage's configuration under these switches."""
+        """Return the stage's configuration under these switches."""
         algorithm = Algorithm.model_validate(switches)
         critic = "value" if algorithm.reads_critic else None
         update = {"algorithm": algorithm, "critic": critic, "microbatch_size": microbatch_size}
@@ -97,7 +97,7 @@ class Rolled:
         return load_actor_critic(self.job.model_copy(update={"work": work}), CPU)
 
     def minibatch(self, networks: ActorCritic, work: PolicyOptimization) -> Minibatch:
-        """All responses as one minibatch; the values that are clipped around are off those of now."""
+        """Return all responses as one minibatch; the values that are clipped around are off those of now."""
         found = rollout_logprobs(
             networks.policy,
             self.rollout.sequences,
@@ -159,7 +159,7 @@ def rolled(pipeline: Any) -> Rolled:
 
 
 def gradients_of(networks: ActorCritic) -> torch.Tensor:
-    """Every parameter's gradient in one row; 0 where there is none."""
+    """Return every parameter's gradient in one row; 0 where there is none."""
     parameters = [p for module in networks.modules.values() for p in module.parameters()]
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 

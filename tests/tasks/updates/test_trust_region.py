@@ -48,17 +48,17 @@ class Trained:
         return {"grad_norm": norm, "learning_rate": share * LEARNING_RATE}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy."""
+        """Return a copy."""
         return copy.deepcopy(self.network.state_dict())
 
     def moments(self) -> dict[str, Any]:
-        """A copy."""
+        """Return a copy."""
         return copy.deepcopy(self.optimizer.state_dict())
 
     def guarded(
         self, measured: list[tuple[float, float]], *, before: float = -1.0, halvings: int = 3
     ) -> Guarded:
-        """A guarded step whose tries are measured to be this: surrogate, KL; the KL may be 0.01."""
+        """Return a guarded step whose tries are measured to be this: surrogate, KL; the KL may be 0.01."""
         tries = iter(measured)
         result = guarded_step(
             self.step,

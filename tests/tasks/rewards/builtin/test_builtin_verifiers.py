@@ -475,7 +475,7 @@ def test_a_crash_in_a_library_is_the_responses_and_an_exit_is_not(
 
 
 def replied(status: int) -> Any:
-    """The replies: the process is ready, ends with this status over the first case, and answers the second after a new start."""
+    """Return the replies: the process is ready, ends with this status over the first case, and answers the second after a new start."""
     replies = iter([b"ready\n", verifier_process._NoReply(status=status), b"ready\n", b"1\n"])
     return lambda *_: next(replies)
 
