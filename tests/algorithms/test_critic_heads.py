@@ -211,6 +211,10 @@ def test_bounds_lie_between_different_returns() -> None:
         8.5,
     ]
     assert calibration_bounds(torch.ones(1, 10), mask).tolist() == []
+    # tenths of the tokens, of which most are 0: 0 seven times, then 1 and 3
+    often_nothing = torch.tensor([[0.0] * 16 + [1.0, 2.0, 3.0, 4.0]])
+    mask = torch.ones(1, 20, dtype=torch.bool)
+    assert calibration_bounds(often_nothing, mask).tolist() == [0.5, 1.5, 3.5]
     # nine tenths and more are the larger return: the bound is between the two all the same
     assert calibration_bounds(
         torch.tensor([[0.0] + [1.0] * 99]), torch.ones(1, 100, dtype=torch.bool)

@@ -62,6 +62,10 @@ def test_where_there_is_nothing_to_fit() -> None:
     for win in (0.0, 1.0):
         rate = length_controlled_win_rate(torch.full((4,), win), lengths, weights)
         assert rate.tolist() == [win]
+        of_resamples = length_controlled_win_rate(
+            torch.full((4,), win), lengths, torch.tensor([[1.0, 0, 0, 1], [3, 0, 2, 1]])
+        )
+        assert of_resamples.tolist() == [win, win], "sums of weights other than the number of pairs"
     mixed = torch.tensor([1.0, 0.0, 1.0, 1.0])
     assert length_controlled_win_rate(mixed, torch.full((4,), 3.0), weights).item() == pytest.approx(0.75)
     assert length_controlled_win_rate(torch.full((4,), 0.5), lengths, weights).item() == pytest.approx(0.5)

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from vantage.algorithms.diagnostics import explained_variance
-from vantage.algorithms.uncertainty import clustered_explained_variance, clustered_mean, clustered_ratio
+from vantage.algorithms.uncertainty import (
+    clustered_explained_variance,
+    clustered_mean,
+    clustered_ratio,
+    with_cluster_sizes,
+)
 
 
 def test_a_mean_by_hand() -> None:
@@ -33,6 +38,15 @@ def test_a_single_prompt_has_no_error() -> None:
     estimate = clustered_mean(torch.tensor([1.0, 0.0]), torch.tensor([4, 4]))
     assert (estimate.value, estimate.num_clusters) == (0.5, 1)
     assert math.isnan(estimate.standard_error)
+
+
+def test_unequal_prompts_count_as_fewer_equal_ones() -> None:
+    """Prompts of 3, 1 and 2 responses: (3 + 1 + 2)² / (9 + 1 + 4) = 36/14, fewer than 3."""
+    values, clusters = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0]), torch.tensor([7, 7, 9, 7, 3, 3])
+    estimate = with_cluster_sizes(clustered_mean(values, clusters), clusters)
+    assert estimate.equal_clusters == pytest.approx(36 / 14)
+    equal = torch.tensor([7, 7, 9, 9, 3, 3])
+    assert with_cluster_sizes(clustered_mean(values, equal), equal).equal_clusters is None
 
 
 def test_the_order_of_rows_and_the_numbers_of_prompts_change_nothing() -> None:

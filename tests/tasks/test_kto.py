@@ -20,8 +20,9 @@ from vantage.schemas.records.metrics import curve_metric_names, headline_metric_
 from vantage.tasks.data.examples import Completions, NothingLeft, codec_of
 from vantage.tasks.data.labelled import label_weight_ratio, mismatched, read_labelled
 from vantage.tasks.data.rows import read_rows, write_rows
-from vantage.tasks.kto import accumulate_labelled, measure_labelled, run
+from vantage.tasks.kto import accumulate_labelled, longest_mismatched, measure_labelled, run
 from vantage.tasks.rewards.model_scores import TokenizersDiffer
+from vantage.tasks.training.memory_probe import Row
 from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.updates.against_reference import Models
 
@@ -121,6 +122,18 @@ def test_each_prompt_has_the_response_of_the_nearest_earlier_row_of_another_prom
     prompts: tuple[int, ...], indices: list[int], expected: list[tuple[int, int]]
 ) -> None:
     assert pairs_of(few(*prompts), indices) == expected
+
+
+def test_the_longest_mismatched_row_has_any_prompt_with_any_response() -> None:
+    """Prompts of 2, 5 and 1 tokens, responses of 3, 1 and 7: of two rows, 5 and 7."""
+    rows = Completions(
+        prompt_ids=[[7] * 2, [8] * 5, [9]],
+        response_ids={"response": [[1] * 3, [1], [1] * 7]},
+        pad_token_id=0,
+        num_too_long=0,
+    )
+    assert longest_mismatched(rows, shares_prompt=False) == Row(5, 7)
+    assert longest_mismatched(rows, shares_prompt=True) == Row(5, 7, shares_prompt=True)
 
 
 # -- a minibatch

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from vantage.schemas.kinds import resolve_work
 from vantage.schemas.recipe.stages import BestOfN
 from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 from vantage.schemas.records.job import StageJob
+from vantage.tasks.best_of_n import responses_of_iteration
 from vantage.tasks.data.examples import NothingLeft, codec_of
 from vantage.tasks.rollout.collected import Collected, PromptNotCollected, prompt_numbers, read_collected
 from vantage.tasks.rollout.collected_pairs import best_against_worst
@@ -188,6 +190,23 @@ def synthetic(scores: list[float], *, group: int) -> Collected:
         }
     )
     return Collected(table, samples_per_prompt=group, pad_token_id=0)
+
+
+def test_an_iteration_of_best_of_n_draws_from_the_collected_prompts(pipeline: Any) -> None:
+    """Three prompts are collected, and the data has 500: six iterations of two prompts are four passes over the three."""
+    work = BestOfN(
+        kind="best_of_n", init="sft", reward="main", prompts="prompts", samples_per_prompt=3, batch_size=6,
+        minibatch_size=2, iterations=6, validation_samples=6, learning_rate=1e-3, rollouts="collected",
+    )  # fmt: skip
+    job = pipeline.job("sft").model_copy(update={"work": resolve_work(work)})
+    models = SimpleNamespace(policy=SimpleNamespace(device=torch.device("cpu")))
+    collected: Any = SimpleNamespace(
+        num_prompts=3, rows_of=lambda prompts, count: list(prompts), select=lambda rows, device: rows
+    )
+    taken: Counter[int] = Counter()
+    for iteration in range(6):
+        taken.update(responses_of_iteration(job, models, range(500), collected, iteration))  # type: ignore
+    assert taken == {0: 4, 1: 4, 2: 4}
 
 
 def test_the_best_stands_against_the_worst_and_ties_give_no_pair(pipeline: Any) -> None:

@@ -38,10 +38,13 @@ from vantage.tasks.preference_collection import (
     NO_TEXT,
     SAME_SCORE,
     SAME_TEXT,
+    Collected,
     NoPairs,
+    Pair,
     Response,
     cut_batches,
     demonstrated_pairs,
+    describe,
     judged_pair,
     read_source,
     run,
@@ -132,6 +135,20 @@ def test_a_response_without_text_is_passed_over() -> None:
 def test_a_score_that_is_not_finite_is_refused() -> None:
     with pytest.raises(FloatingPointError, match=r"a response to 'p' scores \[nan, 1.0\]"):
         judged_pair("p", responses("a", "b"), [float("nan"), 1.0])
+
+
+def test_a_prompt_without_a_pair_is_one_of_all_prompts() -> None:
+    """Two of five prompts give no pair, and the other three give four: 2/5, and not 2 of 6."""
+    pairs = tuple(
+        Pair(prompt="Q", chosen="A", rejected="B", chosen_tokens=chosen, rejected_tokens=rejected)
+        for chosen, rejected in ((2, 9), (4, 1), (6, 1), (4, 1))
+    )
+    parts = [
+        Collected(split="train", num_prompts=3, pairs=pairs[:3], without_pair={SAME_TEXT: 1}),
+        Collected(split="test", num_prompts=2, pairs=pairs[3:], without_pair={NO_TEXT: 1}),
+    ]
+    assert describe(parts) == {"tied_share": 0.4, "mean_chosen_length": 4.0, "mean_rejected_length": 3.0}
+    assert parts[0].tied_share == pytest.approx(1 / 3)
 
 
 def test_a_demonstration_is_chosen_over_each_different_response() -> None:

@@ -29,6 +29,7 @@ from vantage.schemas.recipe.stages_on_data import RewardModelling
 from vantage.schemas.recipe.work import PrepareData
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.metrics import curve_metric_names, headline_metric_names
+from vantage.tasks import reward_model
 from vantage.tasks.data.examples import (
     Completions,
     Rankings,
@@ -187,6 +188,21 @@ def test_scores_are_centred_on_demonstrations(pipeline: Any) -> None:
     shifted = mean_score(load_scalar(pipeline.folder("reward")), demonstrations, limits=PassLimits(32))
     assert shifted == pytest.approx(0.0, abs=1e-4)
     assert pipeline.metrics("reward")["score_shift"] != 0.0
+
+
+def test_only_the_first_demonstrations_are_scored_and_counted(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five of them: the sum of five scores over 5, and not over all that there are."""
+    job = pipeline.job("reward")
+    demonstrations = read_completions(job.inputs["centre_on"], "train", ["response"], codec_of(job, "init"))
+    reward = load_scalar(pipeline.folder("reward"))
+    with torch.no_grad():
+        of_five = scores(reward, demonstrations.batch(range(5))).double()
+    monkeypatch.setattr(reward_model, "CENTRE_ROWS", 5)
+    found = mean_score(reward, demonstrations, limits=PassLimits(2))
+    assert found == pytest.approx(of_five.mean().item(), abs=1e-6)
+    assert abs(found) > 1e-4 and len(demonstrations) > 5
 
 
 # -- rankings

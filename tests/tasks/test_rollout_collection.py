@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -56,6 +57,35 @@ def test_every_prompt_of_every_split_is_answered_as_often_as_asked(
     expected = [prompt for prompt in prompts for _ in range(SAMPLES[split])]
     assert [row["prompt"] for row in rows_in(made[0], split)] == expected
     assert made[1].metrics[f"{split}_rows"] == len(expected)
+
+
+def test_a_batch_has_as_many_responses_whatever_the_split_samples() -> None:
+    """12 responses at once: 3 training prompts of 4, and 6 held-out prompts of 2."""
+    work = SimpleNamespace(batch_size=12, samples_per_prompt=4, held_out_samples_per_prompt=2)
+    prompts = {"train": range(7), "validation": range(6), "test": range(8)}
+    batches = rollout_collection.cut_batches(prompts, work)  # type: ignore[arg-type]
+    assert [(each.split, each.indices.start, each.indices.stop) for each in batches] == [
+        ("test", 0, 6),
+        ("test", 6, 8),
+        ("validation", 0, 6),
+        ("train", 0, 3),
+        ("train", 3, 6),
+        ("train", 6, 7),
+    ]
+
+
+def test_a_group_is_uniform_before_the_rule_for_a_missing_end() -> None:
+    """Both responses to the first prompt are right, and the second of them has no end: its score is 0.5 lower."""
+    collected = {
+        "train": SimpleNamespace(
+            weighted_sums=torch.tensor([1.0, 1.0, 0.0, 1.0, 2.0, 2.5]),
+            scores=torch.tensor([1.0, 0.5, 0.0, 1.0, 2.0, 2.5]),
+            samples_per_prompt=2,
+        ),
+        "test": SimpleNamespace(scores=torch.tensor([3.0, -1.0, 0.5])),
+    }
+    measured = rollout_collection.describe_groups(collected)  # type: ignore[arg-type]
+    assert measured == {"reward_spread": 4.0, "uniform_group_share": pytest.approx(1 / 3)}
 
 
 def test_a_prompt_s_responses_differ(made: Any) -> None:

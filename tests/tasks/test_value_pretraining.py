@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from vantage.models.heads import load_critic, load_scalar, value_from_policy
 from vantage.schemas.recipe.algorithm import Returns
 from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.verdicts import check_gate
+from vantage.tasks import value_pretraining
 from vantage.tasks.data.examples import read_prompts
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.rollout.response_source import load_source
@@ -26,6 +28,7 @@ from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.training.seeds import derive_seed
 from vantage.tasks.updates.value_regression import accumulate_value_loss
+from vantage.tasks.value_pretraining import Validation, ValueState
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,23 @@ def test_the_critic_that_is_kept_is_the_best_that_was_measured(pipeline: Any, tm
     assert best >= max(measured) - 1e-9
 
 
+def test_patience_counts_from_the_last_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Explained variance rises, falls, rises and falls twice: 1 measurement without a gain, none, then 1 and 2."""
+    found = iter([0.1, 0.05, 0.3, 0.2, 0.25])
+    monkeypatch.setattr(
+        value_pretraining, "diagnose", lambda *_: SimpleNamespace(explained_variance=next(found))
+    )
+    attempt: Any = SimpleNamespace(state=ValueState(), best={})
+    critic: Any = torch.nn.Linear(1, 1)
+    validation = Validation(critic, None, held_out=Any, models=Any)  # type: ignore[arg-type]
+    without_gain = []
+    for iteration in range(5):
+        validation.keep_if_best(attempt, iteration=iteration)
+        without_gain.append(attempt.state.without_gain)
+    assert without_gain == [0, 1, 0, 1, 2]
+    assert (attempt.state.best, attempt.state.best_iteration) == (0.3, 2)
+
+
 def test_the_gate_judges_responses_to_prompts_that_chose_nothing(pipeline: Any, tmp_path: Path) -> None:
     """The headline is that of the critic in the artifact, on test prompts, by the definition in float64."""
     job = pipeline.job("value", folder=tmp_path, test_samples=12)
@@ -174,10 +194,14 @@ def test_kl_is_part_of_the_return(setting: tuple[Any, RolloutModels, Returned], 
 def test_scaled_returns_are_scaled_by_moments_that_stay_and_are_handed_over(
     pipeline: Any, tmp_path: Any
 ) -> None:
-    """The held-out returns end in (score − μ)/σ, clipped, of the moments that the artifact holds."""
+    """The held-out returns end in (score − μ)/σ, clipped, of the moments that the artifact holds.
+
+    They have no KL term, so that the stage reads no reference.
+    """
     returns = Returns(reward_scaling="normalise", reward_clip=0.8)
     job = pipeline.job("value", folder=tmp_path, returns=returns, iterations=1)
-    run_stage(job)
+    inputs = {role: folder for role, folder in job.inputs.items() if role != "reference"}
+    run_stage(job.model_copy(update={"inputs": inputs}))
     moments = read_moments(job.output)
     assert moments.count == job.work.batch_size
     models = models_of(job, role="policy")
