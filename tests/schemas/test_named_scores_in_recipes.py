@@ -232,12 +232,18 @@ def test_a_critic_cannot_learn_what_depends_on_other_responses(text: str, folder
             {"preset": "grpo", "advantage": "greedy_baseline"},
             "greedy_baseline compares with responses of another rollout",
         ),
+        (
+            {"preset": "grpo", "advantage": "reference_mean"},
+            "reference_mean compares with responses of another rollout",
+        ),
     ],
 )
 def test_whitened_scores_fit_the_stages_that_read_them(
     plain: dict[str, Any], algorithm: Any, message: str | None
 ) -> None:
     plain["stages"]["policy"]["algorithm"] = algorithm
+    if message is not None and message.startswith("reference_mean"):
+        plain["stages"]["policy"]["rollouts"] = "collected"
     plain["rewards"]["main"]["terms"].append({"verifier": "arithmetic", "scores": {"a": {"whiten": True}}})
     recipe = Recipe.model_validate(plain)
     found = [each.message for each in score_problems(recipe.rewards, "policy", recipe.stages["policy"])]

@@ -179,6 +179,10 @@ def test_a_mistake_is_refused_with_its_line_and_remedy(folder: Path, old: str, n
             "so this arm would be without it; remove one of the two",
         ),
         (
+            "set: {stages.policy: {kind: policy_optimization}}\n",
+            "parts.yaml:9: arms.unpretrained.stages.policy.critic: is laid over by set.stages.policy, so this arm",
+        ),
+        (
             "set: {stages.evaluation: {seed: 3}}\n",
             "parts.yaml:13: set.stages.evaluation: the sweep itself sets the seed of 'evaluation'",
         ),

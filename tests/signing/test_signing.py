@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -28,8 +29,11 @@ from vantage.signing.signing import sign_all
 from vantage.signing.statements import is_about
 from vantage.signing.targets import find_target
 from vantage.signing.verification import signature_checks
+from vantage.storage import signatures as stored_signatures
+from vantage.storage.durable_files import locked
 from vantage.storage.removed import Cause
 from vantage.storage.signatures import SIGNATURE, STATEMENT, add_signature, read_signatures
+from vantage.storage.store import Store
 from vantage.storage.store_garbage import StoreGarbage
 
 
@@ -323,3 +327,26 @@ def test_statements_about_decisions_are_kept_apart(
     [found] = read_signatures(storage, stage_key, "decisions")
     assert (found.statement, found.signature, found.public_key) == (b"decision", b"signature", b"key")
     assert read_signatures(storage, "c" * 64, "decisions") == []
+
+
+def test_what_is_too_long_is_no_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone who may write there could fill the memory of whoever checks signatures."""
+    storage, stage_key, key_id = Workspace.at(str(tmp_path)).storage, "a" * 64, "b" * 64
+    given = {"key_id": key_id, "public_key": b"key", "signature": b"signature"}
+    for statement in (b"x" * 20, b"x" * 21):
+        add_signature(storage, stage_key, statement=statement, **given)  # type: ignore[arg-type]
+    monkeypatch.setattr(stored_signatures, "MAX_BYTES", 20)
+    assert [each.statement for each in read_signatures(storage, stage_key)] == [b"x" * 20]
+
+
+def test_a_signature_waits_for_whoever_changes_the_stages_ref(tmp_path: Path) -> None:
+    storage, stage_key, key_id = Workspace.at(str(tmp_path)).storage, "a" * 64, "b" * 64
+    assert isinstance(storage, Store)
+    given = {"key_id": key_id, "public_key": b"key", "statement": b"said", "signature": b"signature"}
+    writing = Thread(target=add_signature, args=(storage, stage_key), kwargs=given)
+    with locked(storage.swap_lock(stage_key)):
+        writing.start()
+        writing.join(0.2)
+        assert writing.is_alive() and not read_signatures(storage, stage_key)
+    writing.join(10)
+    assert [each.statement for each in read_signatures(storage, stage_key)] == [b"said"]

@@ -1,6 +1,8 @@
 """Environments in a storage: once for each digest, in a folder and in a bucket."""
 
 import hashlib
+from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -9,6 +11,7 @@ from vantage.schemas.records.environment import Environment, Installed
 from vantage.storage.environments import DamagedEnvironment, keep_environment, read_environment
 from vantage.storage.removed import Cause
 from vantage.storage.storage import garbage_of
+from vantage.storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -41,6 +44,17 @@ def test_one_environment_is_one_file_however_often_it_is_kept(place: Place) -> N
         path_of(OTHER),
     }
     assert len(place.paths("environments")) == 2, "nothing else is left there"
+
+
+def test_it_is_kept_under_the_lock_of_its_digest(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    keeping = Thread(target=keep_environment, args=(store, ONE))
+    with store.object_lock(ONE.digest):
+        keeping.start()
+        keeping.join(0.2)
+        assert keeping.is_alive() and read_environment(store, ONE.digest) is None
+    keeping.join(10)
+    assert read_environment(store, ONE.digest) == ONE
 
 
 def test_a_damaged_one_is_never_used(place: Place) -> None:

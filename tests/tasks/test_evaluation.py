@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
+from vantage.algorithms.swapped_verdicts import SwappedVerdicts
 from vantage.algorithms.uncertainty import clustered_mean
 from vantage.models.sequences import collate
 from vantage.schemas.recipe.rewards import Judge, Reward
@@ -19,7 +20,7 @@ from vantage.schemas.records.metrics import estimated_metric_names, headline_met
 from vantage.schemas.records.uncertainty import interval_of
 from vantage.tasks import evaluation
 from vantage.tasks.data.rows import read_rows
-from vantage.tasks.evaluation import run, shown
+from vantage.tasks.evaluation import ROLES, run, shown
 from vantage.tasks.rewards import model_scores
 from vantage.tasks.rollout.comparison import (
     Estimates,
@@ -206,6 +207,23 @@ def test_a_reward_can_be_the_judge(pipeline: Any, tmp_path: Any) -> None:
     assert result.uncertainty.keys() == estimated_metric_names("evaluation", has=("reward", "samples.2"))
     assert metrics["score_gain"] == pytest.approx(metrics["score"] - metrics["baseline_score"], abs=1e-5)
     assert metrics.keys() == headline_metric_names("evaluation", has=("reward", "samples.2"))
+
+
+def test_a_models_verdict_for_the_candidate_is_against_the_baseline(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 pairs, it prefers the candidate in 2 and the baseline in 10, and ties on 4: (2 + 4/2) / 16."""
+
+    def verdicts(_: object, candidate: Any, baseline: Any) -> SwappedVerdicts:
+        assert len(candidate.sampled.sampled.prompts) == len(baseline.sampled.sampled.prompts) == 16
+        wins = torch.tensor([1.0] * 2 + [0.5] * 4 + [0.0] * 10, dtype=torch.float64)
+        return SwappedVerdicts(wins=wins, disagree=wins == 0.5)
+
+    monkeypatch.setattr(evaluation, "ask_model", verdicts)
+    result = run(pipeline.job("evaluation", folder=tmp_path, judge=Judge(model="judge")))
+    assert (result.metrics["win_rate"], result.metrics["tied_pairs"]) == (0.25, 0.25)
+    kept = [[row["judgement"] for row in read_rows(tmp_path / "output", role)] for role in ROLES]
+    assert kept == [[1.0] * 2 + [0.5] * 4 + [0.0] * 10, [0.0] * 2 + [0.5] * 4 + [1.0] * 10]
 
 
 def test_each_model_is_loaded_once(pipeline: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

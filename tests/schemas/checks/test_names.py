@@ -121,6 +121,13 @@ def test_wrong_names(plain: dict[str, Any], path: str, value: Any, message: str)
     assert any(message in problem for problem in problems), problems
 
 
+def test_a_second_judge_is_no_judge_that_a_gate_could_name(plain: dict[str, Any]) -> None:
+    put(plain, "stages.evaluation.also", {"reward": "main"})
+    put(plain, "stages.evaluation.gate.metric", "preference_win_rate")
+    [problem] = [each for each in said(plain) if "preference_win_rate" in each]
+    assert "an evaluation stage with a verifier as judge does not measure 'preference_win_rate'" in problem
+
+
 def test_a_problem_stands_at_its_field(plain: dict[str, Any]) -> None:
     put(plain, "stages.policy.critic", "sft")
     put(plain, "stages.reward.gate", [{"metric": "pair_accuracy"}, {"metric": "win_rate"}])
