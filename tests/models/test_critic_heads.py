@@ -58,6 +58,13 @@ def test_a_critic_from_a_reward_model_begins_as_its_score(
     torch.testing.assert_close(end, score, rtol=1e-5, atol=1e-6)
 
 
+def test_the_seed_draws_the_ensemble_of_a_critic_from_a_reward_model(reward_folder: Path) -> None:
+    heads = [load_critic(reward_folder, seed=seed, form=ENSEMBLE).head.weight for seed in (7, 7, 8)]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+    torch.testing.assert_close(heads[0].mean(dim=0), heads[2].mean(dim=0), rtol=1e-5, atol=1e-6)
+
+
 def test_quantiles_begin_as_copies_and_an_ensemble_begins_apart(tiny: Path, sequences: Sequences) -> None:
     with torch.no_grad():
         copies = outputs(critic_of(tiny, QUANTILES), sequences)

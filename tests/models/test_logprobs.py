@@ -25,6 +25,7 @@ from vantage.models.chunked_logits import logits_and_slope
 from vantage.models.heads import ScalarModel, scores, values
 from vantage.models.logprobs import response_logprobs, token_logprobs
 from vantage.models.output_head import OutputHead
+from vantage.models.policy import PolicyModel
 from vantage.models.sequences import Sequences, collate
 
 VOCABULARY = 97
@@ -547,6 +548,17 @@ def test_the_value_of_a_whole_response_comes_from_the_same_pass_where_it_is_aske
     assert torch.equal(found.values, without.values)
     expected = scores(ScalarModel(model.base_model, head), sequences)
     torch.testing.assert_close(found.final_values, expected)
+
+
+def test_a_policy_computes_what_it_is_asked_for_and_no_more() -> None:
+    """Also one that has a value head, whose values cost memory."""
+    policy, sequences = PolicyModel(build("llama", torch.float32), value_head()), batch().select([0, 1, 2])
+    assert policy(sequences, temperature=TEMPERATURE).keys() == {"logprobs"}
+    asked = {"with_entropy": True, "with_values": True, "with_final_values": True}
+    found = policy(sequences, temperature=TEMPERATURE, **asked)
+    assert found.keys() == {"logprobs", "entropy", "values", "final_values"}
+    found = policy.logprobs(sequences, temperature=TEMPERATURE, reference=policy)
+    assert found.full_kl is not None and found.entropy is None and found.values is None
 
 
 def test_one_pass_gives_log_probabilities_and_values_the_gradients_of_two() -> None:
