@@ -1,5 +1,6 @@
 """A comparison of two models, on judgements and responses whose means can be worked out by hand."""
 
+import math
 import random
 import statistics
 from pathlib import Path
@@ -27,11 +28,13 @@ from vantage.tasks.rollout.comparison import (
     Judged,
     Pairs,
     compare_judgements,
+    compare_likelihoods,
     compare_texts,
     greedy_means,
 )
 from vantage.tasks.rollout.rollouts import Sampled
 from vantage.tasks.training import networks
+from vantage.tasks.training.likelihood import MeasuredLikelihood
 from vantage.tasks.training.measured import clusters_of
 
 KL = {"kl_to_baseline", "kl_to_baseline_per_token"}
@@ -97,6 +100,49 @@ def test_gain_win_rate_and_error_by_hand() -> None:
     assert found["accuracy"].standard_error == pytest.approx(0.5)
     assert (found["accuracy"].num_clusters, found["accuracy"].num_rows) == (2, 4)
     assert found.keys() | KL == estimated_metric_names("evaluation", has=("verifier", "samples.2"))
+
+
+def test_what_is_measured_of_a_prompt_is_one_row_of_it() -> None:
+    """Of two prompts with two responses, pass@2 and distinct n-grams are two numbers, each of a prompt of its own."""
+    candidate = judged([1.0, 1.0, 0.0, 0.0], [4, 6, 2, 8], [True] * 4)
+    baseline = judged([0.0, 1.0, 0.0, 1.0], [3, 3, 3, 3], [True] * 4)
+    found = compare({"candidate": candidate, "baseline": baseline}, {})
+    for metric in (
+        "pass_at_2",
+        "baseline_pass_at_2",
+        "pass_at_2_difference",
+        "distinct_1",
+        "distinct_1_difference",
+    ):
+        assert (found[metric].num_clusters, found[metric].num_rows) == (2, 2), metric
+    # right for p0 alone, and for both: differences 0 and −1, whose standard deviation is √½, over √2
+    assert found["pass_at_2_difference"].value == -0.5
+    assert found["pass_at_2_difference"].standard_error == pytest.approx(0.5)
+
+
+def test_pairs_differ_where_one_of_the_two_was_cut_off() -> None:
+    """Both in the first pair, the candidate alone in the second: one of four differs."""
+    candidate = judged([1.0] * 4, [4] * 4, [False, False, True, True])
+    baseline = judged([1.0] * 4, [4] * 4, [False, True, True, True])
+    found = compare({"candidate": candidate, "baseline": baseline}, {})["truncated_share_difference"]
+    assert (found.value, found.differing) == (0.25, 0.25)
+
+
+def test_a_ratio_of_perplexities_has_the_error_of_the_difference() -> None:
+    """Two rows of two tokens: NLL 2 and 4 against 1 and 1, so e^(6/4) / e^(2/4) = e.
+
+    Differences 1 and 3 less 2 each are −1 and 1: the error of their mean per token is √(2 · 2 / 16) = ½, times e.
+    """
+    tokens, clusters = torch.tensor([2, 2]), torch.tensor([0, 1])
+    candidate, baseline = (
+        MeasuredLikelihood(nll=torch.tensor(nll), num_tokens=tokens, clusters=clusters)
+        for nll in ([2.0, 4.0], [1.0, 1.0])
+    )
+    found = compare_likelihoods(candidate, baseline)
+    assert found["perplexity_ratio"].value == pytest.approx(math.e)
+    assert found["perplexity_ratio"].standard_error == pytest.approx(math.e / 2)
+    assert found["baseline_perplexity"].standard_error == 0.0
+    assert found["response_nll_difference"].value == 2.0
 
 
 def test_prompts_without_an_ngram_are_no_part_of_its_mean() -> None:

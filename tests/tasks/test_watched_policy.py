@@ -18,7 +18,7 @@ from vantage.ledger.journal import read
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.recipe.watch import Keep, Watch
 from vantage.tasks.rollout import watching
-from vantage.tasks.rollout.judge_agreement import disagreement_notice
+from vantage.tasks.rollout.judge_agreement import agreement_with_interval, disagreement_notice
 from vantage.tasks.rollout.rollouts import Scored
 from vantage.tasks.rollout.watching import Watching
 from vantage.tasks.stages import run_stage
@@ -106,6 +106,13 @@ def test_one_prompt_tells_nothing() -> None:
     assert not change.is_fall
     assert pytest.approx(1.96, abs=1e-4) == divergence_of_judges.Z
     assert pytest.approx(3.2905, abs=1e-4) == divergence_of_judges.Z_OF_MANY
+
+
+def test_the_responses_to_one_prompt_have_no_interval() -> None:
+    """Two of two pairs agree, and nobody knows of another prompt; responses to two prompts have one."""
+    rewards, judged = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])
+    assert agreement_with_interval(rewards, judged, torch.tensor([4, 4])) == ()
+    assert agreement_with_interval(rewards, judged, torch.tensor([4, 5])) == (1.0, 1.0, 1.0)
 
 
 def test_what_is_lost_by_hand() -> None:
