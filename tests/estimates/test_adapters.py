@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.estimates.test_recipe_estimate import EVERY_KIND, stage
 from tests.models.test_adapters import FAMILIES, SMALL
-from vantage.estimates.adapters import adapter_weights
+from vantage.estimates.adapters import adapter_weights, with_adapters
 from vantage.estimates.layouts import (
     Layout,
     memory_of,
@@ -17,9 +17,9 @@ from vantage.estimates.layouts import (
 )
 from vantage.estimates.model_shape import model_shape
 from vantage.estimates.recipe_estimate import RecipeEstimate, estimate_recipe
-from vantage.estimates.workload import Workload
+from vantage.estimates.workload import Network, Workload
 from vantage.models.adapters import Adaptation, add_adapters, kept_tensors
-from vantage.models.model_config import ModelConfig
+from vantage.models.model_config import ModelConfig, read_config
 from vantage.schemas.loading.recipe_file import parse_recipe
 from vantage.schemas.recipe.lora import Lora
 
@@ -66,6 +66,21 @@ def test_four_networks_hold_one_base_and_gradients_of_the_adapters_alone(
     assert (sft.weights, sft.gradients) == (4 * (WHOLE + ADAPTER), 4 * ADAPTER)
     evaluation = stage(adapted, "evaluation").memory
     assert evaluation.weights == 4 * (WHOLE + 2 * ADAPTER + 128)
+
+
+def test_a_base_is_held_once_in_each_precision() -> None:
+    """Policy and critic train in float32, reference and reward are read in bfloat16: two bases for the four of them."""
+    text = EVERY_KIND.replace('recipe: every_kind\nmodel: {source: "builtin:tiny"}', RANK_8)
+    recipe, shape = parse_recipe(text), model_shape(read_config("builtin:tiny"))
+    networks = [
+        Network(role="policy", shape=shape, is_trained=True),
+        Network(role="sft", shape=shape, is_bfloat16=True),
+        Network(role="value", shape=shape, is_scalar=True, is_trained=True),
+        Network(role="reward", shape=shape, is_scalar=True, is_bfloat16=True),
+    ]
+    found = with_adapters(recipe, "policy", networks)
+    assert [each.shares_base for each in found] == [False, False, True, True]
+    assert [each.adapter_weights for each in found] == [ADAPTER, ADAPTER, ADAPTER + 128, ADAPTER + 128]
 
 
 def test_no_gradient_of_frozen_weights_is_computed(adapted: RecipeEstimate, full: RecipeEstimate) -> None:

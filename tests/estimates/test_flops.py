@@ -32,6 +32,18 @@ def test_a_token_of_llama_7b_by_hand() -> None:
     assert head_flops(LLAMA_7B, tokens=1) == 2 * 32_000 * 4096
 
 
+def test_layers_that_are_checkpointed_are_computed_once_more() -> None:
+    """All weights: forward, backward of twice that, and the head again; adapters: no gradient of the frozen weights."""
+    given = {"tokens": 10.0, "context": 100.0, "logit_tokens": 5.0}
+    layers = trunk_flops(LLAMA_7B, tokens=10.0, context=100.0)
+    head = head_flops(LLAMA_7B, tokens=5.0)
+    assert training_flops(LLAMA_7B, **given, is_checkpointed=True) == 4 * layers + 4 * head
+    with_adapters = 3 * layers + 3 * 2 * 10 * 1000 + 3 * head
+    found = training_flops(LLAMA_7B, **given, adapter_weights=1000, is_checkpointed=True)
+    assert found == with_adapters
+    assert training_flops(LLAMA_7B, **given, adapter_weights=1000) == with_adapters - layers
+
+
 def test_the_training_of_gpt_3() -> None:
     # arXiv 2005.14165, table D.1: 3.14e23 for 175 billion weights and 300 billion tokens, without attention
     fields = {"model_type": "gpt2", "n_embd": 12288, "n_layer": 96, "n_head": 96, "vocab_size": 50257}

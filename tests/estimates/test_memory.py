@@ -48,6 +48,15 @@ def test_a_layer_of_llama_7b_by_hand() -> None:
     assert layer_activation_bytes(shape, is_bfloat16=True) == 65_536 + 80_896 * 2
 
 
+def test_checkpointed_layers_keep_their_inputs_and_one_layer_is_computed_again() -> None:
+    """A token of Llama 7B: 32 inputs of 4096 float32, the 339,968 bytes of one layer, and 3 more states at the ends."""
+    shape = shape_of(LlamaConfig(hidden_size=4096, intermediate_size=11008, num_attention_heads=32))
+    given = {"tokens": 1.0, "logit_tokens": 0.0, "is_bfloat16": False}
+    kept = training_activation_bytes(shape, **given, is_checkpointed=True)  # type: ignore[arg-type]
+    assert kept == 32 * 16_384 + 339_968 + 3 * 16_384
+    assert training_activation_bytes(shape, **given) == 32 * 339_968 + 3 * 16_384  # type: ignore[arg-type]
+
+
 SMALL = {"vocab_size": 100, "hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 5}
 CONFIGS = {
     "llama": LlamaConfig(**SMALL, intermediate_size=352),

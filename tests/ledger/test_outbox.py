@@ -57,6 +57,29 @@ def test_each_destination_has_its_own_end(tmp_path: Path) -> None:
     assert values(reopened, reopened.sent("one server")) == [2]
 
 
+def test_a_run_is_sent_when_one_destination_has_all_of_it(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    assert not outbox.is_unsent()
+    for n in range(2):
+        outbox.append({"n": n})
+    first, last = (end for end, _ in outbox.read())
+    assert outbox.is_unsent()
+    outbox.mark_sent("one server", first)
+    assert outbox.is_unsent()
+    outbox.mark_sent("another", last)
+    assert not outbox.is_unsent()
+
+
+def test_each_line_is_on_the_disk_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    outbox = Outbox(tmp_path)
+    outbox.append({"n": 1})
+    outbox.append({"n": 2})
+    ends = [end for end, _ in outbox.read()]
+    assert [size for size in sizes if size in ends] == ends
+
+
 def test_one_process_sends_at_a_time(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.append({"n": 1})

@@ -211,6 +211,8 @@ def test_a_required_key_is_an_id_or_a_file_from_a_folder_on(tmp_path: Path) -> N
     assert required_key("key.pem.pub", tmp_path) == made
     with pytest.raises(BadKey, match="is not there"):
         required_key("key.pub", tmp_path)
+    (tmp_path / ("0" * 64)).write_bytes((tmp_path / "key.pem.pub").read_bytes())
+    assert required_key("0" * 64, tmp_path) == made, "a file whose name looks like an id"
 
 
 def test_a_description_never_has_the_key(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ import base64
 import hashlib
 import json
 import socket
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
@@ -12,7 +15,9 @@ from in_toto_attestation.v1.statement import Statement
 
 from tests.signing.conftest import STEPS, Ended, Keys, run_recipe
 from vantage.schemas.canonical_json import canonical_json
-from vantage.signing.statements import judged_by, read_statement
+from vantage.schemas.records.milliseconds import LATEST
+from vantage.signing import decisions
+from vantage.signing.statements import BadStatement, judged_by, read_statement
 from vantage.storage.sealed_folders import read_manifest
 from vantage.storage.signatures import read_signatures
 
@@ -94,3 +99,39 @@ def test_another_run_of_the_same_recipe_says_the_same_but_for_its_name(
         assert (
             texts[0].count("RUN") + texts[1].count("RUN") == 2
         )  # the recipe's run and the verdicts', not the maker
+
+
+def test_of_equal_artifacts_the_one_with_the_key_is_the_step() -> None:
+    """Two steps with the same files, such as a model that was only copied: each has its own stage key."""
+    stages = {
+        name: SimpleNamespace(digest="d" * 64, stage_key=key * 64)
+        for name, key in (("sft", "1"), ("copy", "2"))
+    }
+    record: Any = SimpleNamespace(stages=stages)
+    found = [decisions._step_of(record, "d" * 64, key * 64) for key in ("1", "2", "3")]
+    assert found == ["sft", "copy", ""]
+
+
+@pytest.mark.parametrize(
+    ("signed_at", "is_read"), [(0, True), (LATEST, True), (-1, False), (LATEST + 1, False), (True, False)]
+)
+def test_a_decision_has_a_time_that_a_calendar_knows(signed_at: int, is_read: bool) -> None:
+    predicate = {
+        "kind": "approval",
+        "run": {"id": "0001-tiny-abcdef"},
+        "stage_key": "k",
+        "identity": "q",
+        "about": {"digest": {"sha256": "a"}},
+        "signed_at": signed_at,
+    }
+    said = {
+        "predicateType": decisions.DECISION_TYPE,
+        "subject": [{"digest": {"sha256": "d"}}],
+        "predicate": predicate,
+    }
+    if is_read:
+        found = decisions.read_decision(canonical_json(said).encode())
+        assert (found.signed_at, found.digest, found.about) == (signed_at, "d", "a")
+        return
+    with pytest.raises(BadStatement, match="is no statement about a decision"):
+        decisions.read_decision(canonical_json(said).encode())

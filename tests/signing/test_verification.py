@@ -188,6 +188,7 @@ DIFFERS = "what is stored differs from what was signed"
         (write(SIGNATURE, b""), NOT_HELD),
         (write(SIGNATURE, b"[" * 100_000), NOT_HELD),
         (write(SIGNATURE, b'{"verificationMaterial": {"publicKey": {"hint": null}}}'), NOT_HELD),
+        (write(SIGNATURE, b'{"verificationMaterial": {"publicKey": {"hint": ""}}}'), "does not say which key made it"),
         (write(SIGNATURE, b"\xff\xfe"), NOT_HELD),
         (damage_manifest, "no signature can hold: manifest.json: sha256 is"),
     ],

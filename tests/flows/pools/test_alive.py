@@ -39,6 +39,9 @@ def test_a_worker_that_asks_is_alive_and_one_that_has_not_asked_is_not(
     future = time.monotonic_ns() + 10**15  # before the machine started anew
     os.utime(file, ns=(future, future))
     assert probe(file).returncode == 1
+    soon = time.monotonic_ns() + 100 * 10**9  # less ahead than a worker may be silent
+    os.utime(file, ns=(soon, soon))
+    assert alive.silent_seconds(file) is None
 
 
 def test_without_a_file_nothing_is_marked_and_the_probe_names_the_variable(

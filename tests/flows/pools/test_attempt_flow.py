@@ -121,6 +121,18 @@ def test_a_long_log_is_sent_seldom_and_whole_at_the_end(
     assert messages.read("log.txt") == b"y" * 100_001
 
 
+def test_a_log_is_sent_again_only_when_it_has_grown(tmp_path: Path) -> None:
+    messages, log = messages_of(MemoryStore(), "0" * 64, 1), tmp_path / "log.txt"
+    reporter = _Reporter(messages, log, threading.Event(), scratch=tmp_path, run_id="0001-test")
+    sent = []
+    for size in (10, 25, 25, 0):
+        log.write_bytes(b"x" * size)
+        messages.write("log.txt", b"not sent")
+        reporter._send_log()
+        sent.append(messages.read("log.txt") != b"not sent")
+    assert sent == [True, True, False, True]
+
+
 def test_a_worker_hears_that_a_person_asks_the_stage_to_finish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

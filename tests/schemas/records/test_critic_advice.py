@@ -145,6 +145,7 @@ def drift(explained: Sequence[float | None], *, switched: bool = False, running:
         ([0.5] * 8, "keeps_up", "from 0.50 to 0.50. Nothing to do"),
         ([0.5] * 6 + [-0.1] * 2, "ends_below_zero", "critic_ev_threshold: 0"),
         ([0.9] * 6 + [0.5] * 2, "falls", "falls from 0.90 to 0.50"),
+        ([0.4] * 6 + [0.25] * 2, "keeps_up", "from 0.40 to 0.25"),  # 0.15 of the variance, whatever it was
         ([-0.5, -0.1] + [0.5] * 6, "starts_below_zero", "policy_starts_at: 2"),
         ([-0.5] + [0.5] * 7, "starts_below_zero", "first 1 iteration,"),
         ([None, 0.4, None, 0.5, 0.5, 0.5], "keeps_up", "from 0.40 to 0.50"),

@@ -188,6 +188,12 @@ def test_few_prompts_that_carry_an_explained_variance_close_it() -> None:
             "explained_variance", 0.5, found.uncertainty, confidence=0.95, carrying=found.prompts
         )
         assert (interval is None) is (prompts < 10)
+    least = own | {
+        "value_mse": Uncertainty(n=64, rows=64, standard_error=0.02),
+        "others_mean_mse": Uncertainty(n=64, rows=64, standard_error=0.01),
+    }
+    fewest = carried("explained_variance", metrics | {"others_mean_mse": 0.05}, least)
+    assert fewest is not None and fewest.prompts == pytest.approx(4), "of the two squares, the one of fewer"
     low, high = interval or (0, 0)
     t = student.ppf(0.975, 63)
     assert (low, high) == pytest.approx((1 - 0.5 * math.exp(t / 5), 1 - 0.5 * math.exp(-t / 5)))

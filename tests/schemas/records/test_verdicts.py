@@ -259,5 +259,9 @@ def test_returns_that_nearly_always_are_the_same_close_the_gate() -> None:
     assert not verdict.passed
     assert verdict.counts == {"rows": 64, "carrying_prompts": pytest.approx(4)}
     assert "about 4 prompts carry the squares, 10 are needed" in str(verdict)
+    just_enough = {"explained_variance": Uncertainty(n=10, rows=10, standard_error=0.0)}
+    closed = check_gate(gate, {"explained_variance": 0.6}, just_enough)
+    assert closed.counts["carrying_prompts"] == 10
+    assert "prompts that do not differ have no interval" in str(closed)
     more = known | {"value_mse": Uncertainty(n=64, rows=64, standard_error=0.005)}
     assert check_gate(gate, {"explained_variance": 0.6, "value_mse": 0.04}, more).passed

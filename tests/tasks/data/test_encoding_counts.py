@@ -13,6 +13,7 @@ from vantage.schemas.recipe.inputs import Generation, Model
 from vantage.schemas.recipe.work import ImportModel
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.encoding_counts import (
+    EncodingCounts,
     TokenCounts,
     TooManyLeftOut,
     comparison_metrics,
@@ -172,3 +173,16 @@ def test_rows_that_cannot_be_used_count_for_max_dropped(codec: Codec, tmp_path: 
     assert (
         comparison_metrics(job_with(codec, tmp_path, data=0.6), "data", [pairs])["rows_alike_after_cut"] == 2
     )
+
+
+def test_counts_of_splits_add_up_to_those_of_all() -> None:
+    one = EncodingCounts(
+        num_rows=3, longest_prompt=9, shortest_prompt=4, num_tokens=20, refused=("a", "b"), num_refused=2
+    )
+    other = EncodingCounts(
+        num_rows=2, longest_prompt=7, shortest_prompt=5, num_tokens=10, refused=("c", "d"), num_refused=4
+    )
+    assert one + other == EncodingCounts(
+        num_rows=5, longest_prompt=9, shortest_prompt=4, num_tokens=30, refused=("a", "b", "c"), num_refused=6
+    )
+    assert EncodingCounts() + one == one == one + EncodingCounts()

@@ -90,6 +90,17 @@ def test_bands_find_what_is_asked_for() -> None:
         assert bands * rows <= 256 and 1 - (1 - similarity**rows) ** bands >= 0.99
 
 
+def test_held_out_rows_of_other_datasets_are_counted_in_each_of_them() -> None:
+    texts = ["the sky is blue and wide", "unlike any other"]
+    elsewhere = [
+        ("first", "nothing of the kind"),
+        ("second", "the sky is blue and wild"),
+        ("first", "the sky is blue and wide"),
+    ]
+    [found] = near_duplicates(lambda: texts, [TRAIN, TRAIN], similarity=0.9, elsewhere=elsewhere)
+    assert (found.row, found.held_out_of, found.held_out_row, found.similarity) == (0, "first", 1, 1.0)
+
+
 def test_no_held_out_row_and_no_near_one() -> None:
     assert list(near_duplicates(lambda: ["a", "b"], [TRAIN, TRAIN], similarity=0.8)) == []
     assert list(near_duplicates(lambda: ["abcdef", "uvwxyz"], [TRAIN, TEST], similarity=0.8)) == []

@@ -17,6 +17,7 @@ from vantage.schemas.row_rules import REPEATED, UNPAIRED
 from vantage.tasks.data import single_answers
 from vantage.tasks.data.garbled_rows import GarbledRows
 from vantage.tasks.data.inspection import UnknownData, inspect_file
+from vantage.tasks.data.row_faults import Fault
 from vantage.tasks.data.row_reader import RowReader
 
 Row = dict[str, Any]
@@ -83,6 +84,23 @@ def test_pairs_are_the_best_and_the_worst(tmp_path: Path) -> None:
         if ordered[0]["helpfulness"] < best["helpfulness"] and best["response"] != ordered[0]["response"]:
             expected[prompt] = (best["response"], ordered[0]["response"])
     assert {row["prompt"]: (row["chosen"], row["rejected"]) for row in kept} == expected
+
+
+def test_answers_to_other_turns_are_no_pair_though_their_text_is_the_same(tmp_path: Path) -> None:
+    """As where a tool is offered in one of two conversations alone."""
+
+    def answer(response: str, grade: float, extra: str | None) -> Row:
+        asked = [{"role": "user", "content": "q", "extra": extra}]
+        return {"prompt": "q", "response": response, "messages": asked, "grade": grade}
+
+    tool, other = '{"tools": [1]}', '{"tools": [2]}'
+    rows = [answer("a", 1.0, tool), answer("b", 0.0, other), answer("c", 3.0, tool)]
+    found = dict(
+        single_answers.by_prompt(enumerate(rows), content="preferences", are_marks=False, folder=tmp_path)
+    )
+    assert set(found) == {0, 1}
+    assert found[0]["chosen"] == "c" and found[0]["rejected"] == "a"  # type: ignore[index]
+    assert isinstance(found[1], Fault) and found[1].reason == UNPAIRED
 
 
 MARKED = [  # prompt, response, whether it is good
