@@ -1,5 +1,8 @@
 """How the pages read."""
 
+from types import SimpleNamespace
+from typing import Any
+
 from tests.ledger.small_run import sha
 from tests.ledger.told_operations import (
     DEMONSTRATIONS,
@@ -14,6 +17,7 @@ from vantage.ledger.notes import (
     artifact_key,
     numbers,
     run_note,
+    stage_and_evaluations,
     stage_note,
 )
 from vantage.ledger.operations import FinishRun
@@ -107,3 +111,25 @@ def test_numbers_have_four_digits_units_and_intervals() -> None:
         "train_rows 17,880 rows",
     ]
     assert numbers(entry(OPEN_RUN, OPEN_STAGE).stages["sft"]) == []
+
+
+def test_a_model_is_described_by_the_evaluations_that_it_is_the_candidate_of() -> None:
+    def of(name: str, kind: str, **inputs: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name,
+            kind=kind,
+            inputs={role: SimpleNamespace(stage=stage) for role, stage in inputs.items()},
+        )
+
+    stages = [
+        of("sft", "sft", init="model"),
+        of("policy", "policy_optimization", init="sft"),
+        of("first", "evaluation", candidate="sft", baseline="model"),
+        of("last", "evaluation", candidate="policy", baseline="sft"),
+        of("checked", "reward_evaluation", reward_model="sft"),
+    ]
+    told: Any = SimpleNamespace(stages={each.name: each for each in stages})
+    names = {
+        stage: [each.name for each in stage_and_evaluations(told, stage)] for stage in ("sft", "policy", "x")
+    }
+    assert names == {"sft": ["sft", "first"], "policy": ["policy", "last"], "x": []}

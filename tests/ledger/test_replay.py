@@ -1,9 +1,11 @@
-"""The chain of an outbox's lines: each says what was before it, once one has said so."""
+"""What a replay finds in an outbox, and the chain of its lines: each says what was before it, once one has said so."""
 
 import hashlib
+from typing import Any
 
+from vantage.ledger.operations import RecordVerdicts
 from vantage.ledger.outbox import BEFORE
-from vantage.ledger.replay import _Chain
+from vantage.ledger.replay import OutboxLine, Replay, _Chain
 
 
 def digest(*lines: bytes) -> str:
@@ -33,3 +35,15 @@ def test_a_line_that_another_one_replaced_is_found_by_the_next() -> None:
     chain.add(1, b"another\n", {BEFORE: digest()})
     chain.add(2, b"two\n", {BEFORE: digest(b"one\n")})
     assert "the lines before line 2 are not those" in chain.changed
+
+
+def test_the_last_verdicts_of_a_stage_count() -> None:
+    def verdicts(time: int, stage: str) -> RecordVerdicts:
+        return RecordVerdicts(time=time, stage=stage, verdicts=())
+
+    operations = [verdicts(1, "policy"), verdicts(2, "policy"), verdicts(3, "reward")]
+    entry: Any = None
+    replay = Replay(tuple(OutboxLine(each, entry, end) for end, each in enumerate(operations)))
+    found = replay.recorded_verdicts("policy")
+    assert found is not None and found.time == 2
+    assert replay.recorded_verdicts("sft") is None

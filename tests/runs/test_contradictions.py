@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from typer.testing import CliRunner
 from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
-from vantage.runs.contradictions import contradictions
+from vantage.runs.contradictions import _made_again, contradictions
 from vantage.runs.run import read_run
 from vantage.runs.status import run_state
+from vantage.runs.view import Replaced
 from vantage.runs.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("unsent")
@@ -121,3 +123,17 @@ def test_status_ends_with_the_code_of_damage_where_the_run_is_not_borne_out(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == ExitCode.STORAGE
     assert "accuracy_gain is 0.9" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("is_there", "is_replaced", "expected"), [(True, True, False), (False, True, True), (False, False, False)]
+)
+def test_what_was_made_again_and_is_still_there_is_compared(
+    is_there: bool, is_replaced: bool, expected: bool
+) -> None:
+    """Another run may have made other bits of it, and the store has both."""
+    ref: Any = "the other one"
+    found = Replaced("made again", ref) if is_replaced else ref
+    place: Any = SimpleNamespace(storage=SimpleNamespace(has_object=lambda digest: is_there))
+    run: Any = SimpleNamespace(ref=lambda step: found)
+    assert _made_again(place, run, "sft", "d" * 64) is expected

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.every import every
-from vantage.runs.run_ids import find_run
+from vantage.runs.run_ids import find_run, run_ids
 from vantage.runs.workspace import RunError, Workspace
 
 RUNS = ("0001-quickstart-59aaf7", "0002-instruct-0a1b2c", "0010-quickstart-59aaf8", "1000-quickstart-000000")
@@ -59,3 +59,10 @@ def test_none_or_several_are_refused(named: str, said: str, place: Workspace) ->
 def test_an_empty_workspace_has_no_latest_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no run in .* yet"):
         find_run(Workspace(tmp_path / "nothing"), "latest")
+
+
+def test_the_latest_run_has_the_largest_number_however_many_digits(place: Workspace) -> None:
+    for name in ("9999-quickstart-000000", "10000-quickstart-000000"):
+        (place.runs / name).mkdir()
+    assert find_run(place, "latest") == "10000-quickstart-000000"
+    assert run_ids(place) == [*RUNS, "9999-quickstart-000000", "10000-quickstart-000000"]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from tests.review.diff.small_runs import PROVENANCE, environment, make_run, writ
 from vantage.cli.main import app
 from vantage.ledger.to_mlflow import published_models
 from vantage.ledger.to_mlflow.published_models import NoSuchModel, PublishedVersion
-from vantage.review.diff.compare import compare
-from vantage.review.diff.sides import find_side
-from vantage.runs.record import RunRecord
+from vantage.review.diff.compare import Pair, _gates, _paired, compare
+from vantage.review.diff.sides import Step, find_side
+from vantage.runs.record import RunRecord, StageRecord
 from vantage.runs.run import acquire_run_by_id
 from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.stage import Gate
 from vantage.schemas.records.difference import Difference
+from vantage.schemas.records.verdicts import check_gate
 from vantage.storage.environments import keep_environment
 
 PROMPTS = tuple(f"{n} + {n} =" for n in range(1, 25))
@@ -428,3 +431,36 @@ def test_in_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (found.data[0].added, found.data[0].removed) == (4, 3)
     assert {each.field for each in found.libraries} == {"torch", "numpy"}
     assert any(each.paired for each in found.metrics)
+
+
+def step_of(name: str, kind: str, key: str, **record: Any) -> Step:
+    gates = (Gate(metric="accuracy", at_least=0.5),)
+    return Step(name, kind, gates, key, {}, StageRecord(**record))
+
+
+def side_of(*steps: Step) -> Any:
+    return SimpleNamespace(subject=SimpleNamespace(stage=None), steps={each.name: each for each in steps})
+
+
+def test_steps_with_one_name_and_another_kind_are_no_pair() -> None:
+    ours = side_of(step_of("last", "sft", "1"), step_of("first", "dpo", "2"))
+    theirs = side_of(step_of("last", "dpo", "2"), step_of("other", "kto", "3"))
+    pairs, only_ours, only_theirs = _paired(ours, theirs, ours.steps, theirs.steps)
+    assert [(pair.a.name, pair.b.name) for pair in pairs] == [("first", "last")], "by its key"
+    assert [step.name for step in only_ours] == ["last"]
+    assert [step.name for step in only_theirs] == ["other"]
+
+
+def test_a_gate_with_one_bound_differs_where_its_verdicts_do() -> None:
+    sides = [
+        step_of(
+            "last",
+            "evaluation",
+            key,
+            verdicts=(check_gate(Gate(metric="accuracy", at_least=0.5), {"accuracy": accuracy}),),
+        )
+        for key, accuracy in (("1", 0.4), ("2", 0.9))
+    ]
+    [found] = _gates(Pair(*sides))
+    assert (found.threshold_differs, found.passed_a, found.passed_b) == (False, False, True)
+    assert not list(_gates(Pair(sides[0], sides[0])))

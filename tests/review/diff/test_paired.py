@@ -82,6 +82,8 @@ def test_one_prompt_has_no_error_and_an_unknown_metric_no_difference() -> None:
     assert found.standard_error is None
     assert paired_difference(one, one, "score") is None
     assert not same_prompts(one, samples([1.0], ["q"]))
+    both = samples([1.0, 0.0], [one.prompts[0], "q"])
+    assert not same_prompts(one, both) and not same_prompts(both, one)
 
 
 def write(folder: Path, role: str, judgements: list[float], ended: list[bool]) -> None:
@@ -111,6 +113,24 @@ def test_the_metrics_of_kept_responses_by_hand(tmp_path: Path) -> None:
     assert reproduces(found, "accuracy", 0.75)
     assert not reproduces(found, "accuracy", 0.7501)
     assert not reproduces(found, "accuracy", None)
+
+
+def test_the_second_judge_has_metrics_of_its_own(tmp_path: Path) -> None:
+    """The verifier prefers the candidate in both pairs, and the reward the baseline."""
+    for role, judged, also in (("candidate", 1.0, -2.0), ("baseline", 0.0, 3.0)):
+        rows = {
+            "prompt": ["p", "q"],
+            "ended": [True] * 2,
+            "judgement": [judged] * 2,
+            "also_judgement": [also] * 2,
+        }
+        pq.write_table(pa.table(rows), tmp_path / f"{role}.parquet")
+    found = kept_samples(tmp_path, STAGE.model_copy(update={"also": Judge(reward="main")}))
+    assert found is not None
+    means = {name: float(values.mean()) for name, values in found.values.items()}
+    assert (means["win_rate"], means["score_win_rate"]) == (1.0, 0.0)
+    assert (means["accuracy_gain"], means["score_gain"]) == (1.0, -5.0)
+    assert (means["tied_pairs"], means["score_tied_pairs"]) == (0.0, 0.0)
 
 
 def test_an_artifact_of_another_form_keeps_no_samples(tmp_path: Path) -> None:

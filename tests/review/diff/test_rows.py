@@ -60,6 +60,14 @@ def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
     assert row_difference(None, None).added == 0
 
 
+def test_examples_are_the_first_rows_of_each_file(tmp_path: Path) -> None:
+    a = written(tmp_path / "a.parquet", [{"x": f"a {n}"} for n in range(100)])
+    b = written(tmp_path / "b.parquet", [{"x": f"b {n}"} for n in range(100)])
+    found = row_difference(a, b)
+    assert [row["x"] for row in found.examples_removed] == ["a 0", "a 1", "a 2"]
+    assert [row["x"] for row in found.examples_added] == ["b 0", "b 1", "b 2"]
+
+
 def test_examples_are_short_and_harmless(tmp_path: Path) -> None:
     b = written(tmp_path / "b.parquet", [{"x": "\x1b[2J" + "long " * 100}])
     (example,) = row_difference(None, b).examples_added

@@ -160,3 +160,8 @@ def test_thirty_stages_and_ten_thousand_rows_stay_small_and_quick() -> None:
 def test_an_empty_run_has_a_page() -> None:
     empty = Report("0001-a-aaaaaa", "a", "a.yaml", (), "failed", "now", 0, ())
     assert "A stage failed" in report_page(empty)
+
+
+def test_minutes_are_shown_below_two_hours() -> None:
+    shown = [duration(each) for each in (9.96, 119.4, 120, 3600, 7199.4, 7199.6)]
+    assert shown == ["10.0 s", "119 s", "2 min 0 s", "60 min 0 s", "119 min 59 s", "2 h 0 min"]
