@@ -1,6 +1,7 @@
 """A gate that waits for a person: what waits, who may go on, and for what an answer holds."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -357,3 +358,22 @@ def test_its_commands(
     assert again.exit_code == ExitCode.BAD_INPUT
     shown = run(app, ["status", "latest", "--workspace", place])
     assert "sft rejected by ada" in shown.output
+
+
+def test_an_answer_is_recorded_before_what_follows_from_it(
+    workspace: Workspace, recipe_file: Path, offline: None
+) -> None:
+    """A signature is made before, and stored after the answer is: it never stands for an answer that nobody gave."""
+    go_through(workspace, recipe_file)
+    [record] = read_runs(workspace)
+    seen: list[tuple[str, int]] = []
+
+    def prepare(given: Approval) -> Callable[[], None]:
+        def complete() -> None:
+            seen.append(("completed", len(read_run(workspace, record.run_id).approvals)))
+
+        seen.append(("prepared", len(read_run(workspace, record.run_id).approvals)))
+        return complete
+
+    answer(workspace, record.run_id, "sft", approved=True, by="ada", reason="it is small", prepare=prepare)
+    assert seen == [("prepared", 0), ("completed", 1)]

@@ -11,6 +11,7 @@ from vantage.runs.run import read_runs
 from vantage.runs.summary import (
     commands_for_policy,
     comparison,
+    headline_metrics,
     headline_of,
     model_folders,
     printed_intervals,
@@ -118,3 +119,9 @@ def test_samples_say_whose_they_are(record: RunRecord) -> None:
     assert samples_heading(record, "evaluation").startswith(
         "evaluation: sft (baseline) and policy (candidate)"
     )
+
+
+def test_a_measure_that_is_zero_is_a_headline_and_a_split_without_rows_is_none() -> None:
+    metrics = {"train_rows": 0.0, "test_nll": 0.0, "test_rows": 12.0, "other": 1.0}
+    assert headline_metrics(metrics, ()) == ["test_nll", "test_rows"]
+    assert headline_metrics({"mean": None, "test_rows": 0.0}, ()) == ["mean"]
