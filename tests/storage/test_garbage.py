@@ -13,6 +13,7 @@ from vantage.storage.durable_files import (
     replace_file,
     replace_file_unsynced,
 )
+from vantage.storage.garbage import bytes_in
 from vantage.storage.store import Fenced, Store
 
 PARTS = {"kind": "sft", "seed": 1}
@@ -132,3 +133,16 @@ def test_a_private_file_is_its_owners_alone_from_its_first_moment(tmp_path: Path
         assert (tmp_path / "old").stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
+
+
+def test_a_link_has_its_own_bytes_and_not_those_of_what_it_leads_to(tmp_path: Path) -> None:
+    """What a link leads to is not removed with it."""
+    (tmp_path / "folder/below").mkdir(parents=True)
+    (tmp_path / "folder/one").write_bytes(b"x" * 1000)
+    (tmp_path / "folder/below/two").write_bytes(b"x" * 500)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "folder")
+    assert bytes_in(tmp_path / "folder") == 1500
+    assert bytes_in(link) == link.lstat().st_size < 1000
+    assert bytes_in(tmp_path / "folder/one") == 1000
+    assert bytes_in(tmp_path / "nothing") == 0
