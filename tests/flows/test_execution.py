@@ -1,12 +1,16 @@
 """The exit code of a run, from what its record says."""
 
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vantage.attempts.exit_codes import ExitCode
+from vantage.flows import execution
 from vantage.flows.execution import exit_code
+from vantage.flows.prefect_server import flow_runs
 
 
 def record(status: str, *codes: int | None, **left: tuple[str, ...]) -> Any:
@@ -48,3 +52,26 @@ def test_what_a_complete_run_could_not_do_has_a_code(left: dict[str, Any], expec
 def test_only_a_complete_run_is_asked_what_it_published() -> None:
     assert exit_code(record("gate_closed", 0, unpublished=("m",))) == ExitCode.GATE_CLOSED
     assert exit_code(record("running", 0, unsigned=("sft",))) == ExitCode.RESUME
+
+
+def test_the_flow_runs_of_this_run_are_closed_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of an earlier process of it, which Prefect's server still shows as running."""
+    open_runs = [SimpleNamespace(server="here", attempt=None), SimpleNamespace(server="elsewhere", attempt=3)]
+    run = SimpleNamespace(
+        workspace=SimpleNamespace(root=tmp_path), record=SimpleNamespace(open_flow_runs=open_runs)
+    )
+    closed: list[Any] = []
+
+    async def close(given: Any, *, server: str) -> None:
+        closed.append((given, server))
+        del open_runs[0]
+
+    monkeypatch.setattr(execution, "read_runs", lambda workspace: [])
+    monkeypatch.setattr(flow_runs, "close_open_flow_runs", close)
+    for settings in ("SETTINGS", "QUIET"):  # which it would set for this process
+        monkeypatch.setattr(execution, settings, {})
+    monkeypatch.setattr(execution.servers, "server_name", lambda root: "here")
+    monkeypatch.setattr(execution.servers, "prefect_server", lambda root: nullcontext())
+    orchestrator: Any = SimpleNamespace(run=run)
+    assert execution._close_open_flow_runs(orchestrator)
+    assert closed == [(run, "here")]

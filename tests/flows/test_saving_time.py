@@ -1,6 +1,7 @@
 """The warning of a checkpoint that takes longer to write than the grace period."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,3 +94,30 @@ def test_plan_shows_the_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     done = CliRunner().invoke(app, ["plan", str(file), "--workspace", str(tmp_path / "w"), "--json"])
     assert done.exit_code == 0, done.output
     assert [each for each in json.loads(done.stdout)["warnings"] if "grace_seconds above" in each]
+
+
+def test_the_disk_is_measured_once_for_all_stages(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_7B))
+    text = RECIPE.replace("MODEL", str(tmp_path)).replace("GRACE", "20")
+    text += "  again: {kind: sft, data: demonstrations, resources: {grace_seconds: 20}}\n"
+    two = ResolvedRecipe.of(with_learning_rates(parse_recipe(text), width=4096))
+    steps = [PlannedStep(name, "sft", "run") for name in ("sft", "again")]
+    measured: list[Path] = []
+
+    def rate(folder: Path) -> float:
+        measured.append(folder)
+        return 0.5e9
+
+    found = saving_warnings(two, steps, folder=tmp_path, rate=rate)
+    assert [each.partition(":")[0] for each in found] == ["stages.sft", "stages.again"]
+    assert measured == [tmp_path]
+
+
+def test_what_is_measured_is_the_disk_and_not_the_memory_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(saving_time, "_MEASURED", 1)
+    monkeypatch.setattr(saving_time.os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    assert write_rate(tmp_path / "not" / "there" / "yet")
+    assert synced == [saving_time._PIECE]
