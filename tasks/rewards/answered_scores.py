@@ -62,11 +62,12 @@ class AnsweredScores:
         Raises:
             ValueError: the variable of the server's key is not set.
         """
-        self._server, self._path = server, source.path
+        self._server = server
+        self._path = f"{source.path}.{'judge' if isinstance(server, JudgeServer) else 'http'}"
         self._questions, self._read, self._joined = questions, read, joined
         self._names = server.score_names or (SCORE,)
         self._scratch = source.job.scratch
-        self._asking = Asking(server, form, path=source.path)
+        self._asking = Asking(server, form, path=self._path)
         self._begun: set[str] = set()
         """Digests of questions that were begun while responses were sampled."""
         self._failed_before = 0

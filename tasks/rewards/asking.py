@@ -11,10 +11,12 @@ import os
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cache, cached_property, partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -258,7 +260,7 @@ class Asking:
         key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
             return httpx.AsyncClient(
-                headers={"Connection": "close", **key},
+                headers={"Connection": "close", "Accept-Encoding": "identity", **key},
                 limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=0),
                 timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds), pool=None),
                 verify=_certificates() if server.url.startswith("https:") else False,
@@ -432,9 +434,15 @@ def _pause(state: RetryCallState) -> float:
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Return the seconds of the header ``Retry-After``; 0 without one, or where it is a date."""
-    text = response.headers.get("retry-after", "")
-    return min(float(text), LONGEST_WISH) if text.isascii() and text.isdecimal() else 0.0
+    """Return the seconds of the header ``Retry-After``, which may be a date; 0 without one, or for anything else."""
+    text = response.headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdecimal():
+        return min(float(text), LONGEST_WISH)
+    try:
+        seconds = parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError, OSError):
+        return 0.0
+    return min(max(seconds, 0.0), LONGEST_WISH)
 
 
 def _read_body(content: bytes) -> Any:
@@ -447,16 +455,26 @@ def _read_body(content: bytes) -> Any:
 
 
 async def _content(response: httpx.Response) -> bytes:
-    """Return the body of a response.
+    """Return the body of a response. It is unpacked here, since httpx sets no bound to what packed bytes become.
 
     Raises:
-        CallFailed: it is too large.
+        CallFailed: it is too large, or packed in a way that was not asked for.
     """
+    packing = response.headers.get("content-encoding", "").strip().lower() or "identity"
+    if packing not in ("identity", "gzip"):
+        raise CallFailed(f"its answer is packed as {packing[:80]!r}, and no packing was asked for")
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16) if packing == "gzip" else None
     content = bytearray()
-    async for part in response.aiter_bytes():
-        content += part
+    async for part in response.aiter_raw():
+        try:
+            # One byte above the bound shows that there are more.
+            content += part if unpacker is None else unpacker.decompress(part, MAX_BYTES + 1 - len(content))
+        except zlib.error as error:
+            raise CallFailed(f"its answer cannot be unpacked: {error}") from error
         if len(content) > MAX_BYTES:
             raise CallFailed(f"its answer has more than {MAX_BYTES // 2**20} MiB")
+    if unpacker is not None and not unpacker.eof:
+        raise CallFailed("its answer ends within its packing")
     return bytes(content)
 
 

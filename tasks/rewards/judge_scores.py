@@ -13,8 +13,14 @@ from vantage.tasks.rewards.verifiers import MissingAnswers, lack_of_answers
 
 PROMPTS = ("prompts", "watch_prompts")
 """Roles of the datasets to whose prompts a stage samples responses."""
-_CUT_OFF = ("length", "content_filter")
-"""Reasons of an endpoint for an answer that the model did not end itself."""
+_CUT_OFF = ("length", "max_tokens", "model_length", "content_filter")
+"""Reasons of endpoints for an answer that the model did not end itself."""
+_ENDED = (
+    None,
+    *("stop", "stop_sequence", "end_turn", "eos", "eos_token"),
+    *("tool_calls", "function_call"),
+)
+"""Reasons of endpoints for an answer that the model ended itself; None: the endpoint gives none."""
 
 
 def load(term: JudgeTerm, source: Source) -> TermScores | NamedScores:
@@ -70,12 +76,28 @@ class ChatCompletions:
         choices = body["choices"]
         if len(choices) != len(questions):
             raise ValueError(f"{len(choices)} answers to {len(questions)} question")
-        text = choices[0]["message"].get("content") or ""
-        is_cut_off = choices[0].get("finish_reason") in _CUT_OFF
+        text = choices[0]["message"]["content"]
+        if text is None:  # the model refused, or has only thought
+            text = ""
         if not isinstance(text, str):
             raise TypeError(f"content is a {type(text).__name__}")
+        is_cut_off = _is_cut_off(choices[0].get("finish_reason"))
         tokens = (counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))
         return [Reply(text, *tokens, is_cut_off=is_cut_off)]
+
+
+def _is_cut_off(reason: object) -> bool:
+    """Return whether an answer ended before its model did.
+
+    Raises:
+        ValueError: the server broke off (``error``, ``abort``), or gives a reason that is not known, so that the answer may be a part.
+    """
+    found = reason.casefold() if isinstance(reason, str) else reason
+    if found in _CUT_OFF:
+        return True
+    if found not in _ENDED:
+        raise ValueError(f"finish_reason={reason!r:.80}: the answer may be a part of one")
+    return False
 
 
 def refuse_missing_answers(source: Source) -> None:

@@ -1,7 +1,9 @@
 """Whatever a server answers is an answer, or a failed request that is repeated; it never ends the stage by another error."""
 
 import asyncio
+import gzip
 import json
+import tracemalloc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +13,7 @@ import pytest
 
 from vantage.schemas.recipe.served_scores import RewardServer
 from vantage.schemas.records.stored_answers import StoredAnswer, question_digest
-from vantage.tasks.rewards.asking import Asking, CallFailed, Form, Question, Reply
+from vantage.tasks.rewards.asking import MAX_BYTES, Asking, CallFailed, Form, Question, Reply
 from vantage.tasks.rewards.http_scores import Items
 from vantage.tasks.rewards.judge_scores import ChatCompletions
 from vantage.tasks.rollout.vllm_server import ServerFailed, VllmServer
@@ -65,13 +67,15 @@ FORMS: dict[str, tuple[Form, Callable[[str, str], str]]] = {
 }
 
 
-def answered(form: Form, content: str) -> list[Reply] | str:
+def answered(form: Form, content: str | bytes, headers: dict[str, str] | None = None) -> list[Reply] | str:
     """Return the replies, or the message of the failed request."""
     asking = SimpleNamespace(_server=SimpleNamespace(request_seconds=5.0), _url="http://server/", _form=form)
     question = Question(asked=ASKED, digest=question_digest(ASKED), time=0)
 
     async def call() -> list[Reply]:
-        transport = httpx.MockTransport(lambda _: httpx.Response(200, content=content.encode()))
+        body = content.encode() if isinstance(content, str) else content
+        stream = httpx.ByteStream(body)  # packed as it is sent, and not unpacked by the stand-in
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, stream=stream))
         async with httpx.AsyncClient(transport=transport) as client:
             return await Asking._call(cast(Asking, asking), client, [question])
 
@@ -106,6 +110,54 @@ def test_an_odd_answer_is_one_or_a_failed_request(kind: str) -> None:
                 **kept, **tokens, answer=reply.text.encode("utf-8", "replace").decode()
             ).line()
             assert json.loads(line)["answer_tokens"] == 0
+
+
+def _packed(content: bytes, times: int = 1) -> bytes:
+    for _ in range(times):
+        content = gzip.compress(content)
+    return content
+
+
+RIGHT = b'{"choices": [{"message": {"content": "x"}}]}'
+
+
+def test_a_packed_answer_is_read() -> None:
+    form = FORMS["judge"][0]
+    assert answered(form, _packed(RIGHT), {"Content-Encoding": "gzip"}) == [Reply("x")]
+    assert answered(form, RIGHT, {"Content-Encoding": "identity"}) == [Reply("x")]
+
+
+@pytest.mark.parametrize(
+    ("content", "packing", "fault"),
+    [
+        (_packed(RIGHT)[:-9], "gzip", "ends within its packing"),
+        (RIGHT, "gzip", "cannot be unpacked"),
+        (_packed(RIGHT, 2), "gzip, gzip", "packed as 'gzip, gzip'"),
+        (RIGHT, "br", "packed as 'br'"),
+        (_packed(b"[" + b" " * 2**27), "gzip", "more than 64 MiB"),
+    ],
+    ids=["cut", "unpacked", "twice", "another", "large"],
+)
+def test_a_packing_that_was_not_asked_for_is_a_failed_request(
+    content: bytes, packing: str, fault: str
+) -> None:
+    found = answered(FORMS["judge"][0], content, {"Content-Encoding": packing})
+    assert isinstance(found, str)
+    assert fault in found
+
+
+def test_a_packed_answer_takes_no_more_memory_than_an_answer_may_have() -> None:
+    """A few kilobytes, packed twice, would become gigabytes before their size is known."""
+    once = _packed(b"[" + b" " * 2**28)
+    twice = _packed(once)
+    tracemalloc.start()
+    try:
+        for content, packing in ((once, "gzip"), (twice, "gzip"), (twice, "gzip, gzip")):
+            assert isinstance(answered(FORMS["judge"][0], content, {"Content-Encoding": packing}), str)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3 * MAX_BYTES
 
 
 def test_tokens_that_a_server_counts_are_kept() -> None:

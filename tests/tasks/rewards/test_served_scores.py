@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ def test_equal_responses_are_asked_about_once(server: FakeJudge, tmp_path: Path,
 def test_a_dead_server_gives_no_score(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     server.faults.dies_at = 9
     asked = judge(server, patience_seconds=1.0, at_once=1)
-    with pytest.raises(JudgeUnavailable, match=r"rewards\.main\.terms\.0\.url=http.* does not answer"):
+    with pytest.raises(JudgeUnavailable, match=r"rewards\.main\.terms\.0\.judge\.url=http.* does not answer"):
         scored(load(tmp_path, asked))
     kept = list(answers_in(tmp_path / KEPT))
     assert len(kept) == 9
@@ -241,7 +242,8 @@ def test_the_key_comes_from_its_variable(
 ) -> None:
     server.key = "canary-of-the-judge"
     with pytest.raises(
-        JudgeRefused, match=r"name the variable of its API key in rewards\.main\.terms\.0\.api_key_variable"
+        JudgeRefused,
+        match=r"name the variable of its API key in rewards\.main\.terms\.0\.judge\.api_key_variable",
     ):
         scored(load(tmp_path, judge(server)))
     asked = judge(server, api_key_variable="CRITIC_API_KEY")
@@ -287,7 +289,7 @@ def test_unreadable_answers_stop_the_stage(server: FakeJudge, tmp_path: Path, fr
     assert server.seen.num_requests == before + 1
 
 
-@pytest.mark.parametrize("reason", ["length", "content_filter"])
+@pytest.mark.parametrize("reason", ["length", "content_filter", "max_tokens"])
 def test_a_cut_off_answer_is_unreadable(server: FakeJudge, tmp_path: Path, fresh: Any, reason: str) -> None:
     """``score: 1`` may be the beginning of ``score: 10``; a kept answer is read in the same way when the stage goes on."""
     server.faults.unreadable = lambda text, time: "score: 1" if time == 0 else None
@@ -301,11 +303,50 @@ def test_a_cut_off_answer_is_unreadable(server: FakeJudge, tmp_path: Path, fresh
     server.start()
 
 
+@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource", {"reason": "stop"}, []])
+def test_an_answer_that_the_server_broke_off_is_a_failed_request(
+    server: FakeJudge, tmp_path: Path, fresh: Any, reason: Any
+) -> None:
+    """A part of an answer may read like a whole one; the request is repeated, and the part is not kept."""
+    number = iter(range(99))
+    server.faults.unreadable = lambda text, time: "score: 1" if next(number) < 3 else None
+    ends = iter([reason] * 3)
+    server.faults.ends = lambda text, time: next(ends, "stop")
+    found = scored(load(tmp_path, judge(server, ask_again=0, at_once=1)), slice(0, 2))
+    assert found == {"judge": [float(points(question(row))) for row in range(2)]}
+    assert len(list(answers_in(tmp_path / KEPT))) == 2
+    assert answer_metrics()["judge_failed_calls"] == 3
+
+
+@pytest.mark.parametrize("reason", [None, "stop", "STOP", "eos_token", "end_turn"])
+def test_an_answer_that_its_model_ended_is_read(
+    server: FakeJudge, tmp_path: Path, fresh: Any, reason: Any
+) -> None:
+    server.faults.ends = lambda text, time: reason
+    assert scored(load(tmp_path, judge(server)), slice(0, 1)) == {"judge": [float(points(question(0)))]}
+    assert answer_metrics()["judge_failed_calls"] == 0
+
+
+@pytest.mark.parametrize(
+    "message", ['{"content": []}', '{"content": 0}', '{"content": false}', '{"content": {}}', "{}"]
+)
+def test_a_message_of_another_form_costs_no_answer(
+    server: FakeJudge, tmp_path: Path, fresh: Any, message: str
+) -> None:
+    """A body without a text is a failed request; as an empty answer, it would use up ``ask_again``."""
+    server.faults.raw = lambda number: (
+        f'{{"choices": [{{"message": {message}}}]}}'.encode() if number < 3 else None
+    )
+    found = scored(load(tmp_path, judge(server, unreadable=0.0, ask_again=1)), slice(0, 1))
+    assert found == {"judge": [float(points(question(0)))]}
+    assert len(list(answers_in(tmp_path / KEPT))) == 1
+
+
 def test_a_budget_needs_counted_tokens(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     server.faults.counts = False
     capped = judge(server, at_once=1, budget={"tokens": 10**6})
     with pytest.raises(
-        JudgeRefused, match=r"terms\.0\.budget cannot be kept: the server answers without the tokens"
+        JudgeRefused, match=r"terms\.0\.judge\.budget cannot be kept: the server answers without the tokens"
     ):
         scored(load(tmp_path, capped))
     assert server.seen.num_requests == 1
@@ -332,7 +373,9 @@ def test_a_budget_ends_the_stage_and_a_larger_one_goes_on(
     price = {"question": 1e6, "answer": 0.0}
     tokens = len(question(0).split())
     small = judge(server, at_once=1, price=price, budget={"cost": 5.0 * tokens})
-    with pytest.raises(BudgetSpent, match=r"terms\.0\.budget\.cost=\d+ is spent \(\d+ for critic so far\)"):
+    with pytest.raises(
+        BudgetSpent, match=r"terms\.0\.judge\.budget\.cost=\d+ is spent \(\d+ for critic so far\)"
+    ):
         scored(load(tmp_path, small))
     assert server.seen.num_requests == 5
     metrics = answer_metrics()
@@ -443,6 +486,13 @@ def test_a_server_s_wish_is_waited_for(
 def test_an_odd_wish_is_none(wish: str, seconds: float) -> None:
     response = httpx.Response(429, headers=[(b"Retry-After", wish.encode())])
     assert asking._retry_after(response) == seconds
+
+
+def test_a_wish_may_be_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
+    for later, seconds in ((7, 7.0), (301, 300.0), (-7, 0.0)):
+        date = formatdate(1_800_000_000 + later, usegmt=True)
+        assert asking._retry_after(httpx.Response(429, headers={"Retry-After": date})) == seconds
 
 
 def test_one_question_that_always_fails_ends_the_stage_though_others_are_answered(
