@@ -18,7 +18,8 @@ MAX_SCORE = 1e30
 """Largest size of a score: scores are added and squared in float32."""
 
 _RIGHT, _WRONG = b"1\n", b"0\n"
-_STRANGE = "write to standard output alone: other open files belong to Vantage"
+STRANGE = "write to standard output alone: other open files belong to Vantage"
+"""Remedy for a line that other code than ours has written."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
@@ -131,6 +132,23 @@ def line_of(verdict: Verdict) -> bytes:
     return json.dumps(verdict if isinstance(verdict, dict) else [verdict]).encode() + b"\n"
 
 
+def numbered(line: bytes, number: int) -> bytes:
+    """Return a line with its number. A line that other code has written, or the same one twice, then shifts no verdict."""
+    return b"%d %b" % (number, line)
+
+
+def without_number(line: bytes, number: int) -> bytes:
+    """Return a line without its number.
+
+    Raises:
+        UnusableVerdict: it has another one.
+    """
+    start = b"%d " % number
+    if not line.startswith(start):
+        raise UnusableVerdict(STRANGE)
+    return line[len(start) :]
+
+
 def verdict_in(line: bytes) -> Verdict | None:
     """Return the verdict in a line; None: it is a message.
 
@@ -142,11 +160,11 @@ def verdict_in(line: bytes) -> Verdict | None:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
-        raise UnusableVerdict(_STRANGE) from None
+        raise UnusableVerdict(STRANGE) from None
     if isinstance(found, str):
         return None
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], float):
         return _finite(found[0], "the score")
     if isinstance(found, dict):
         return _by_name(found)
-    raise UnusableVerdict(_STRANGE)
+    raise UnusableVerdict(STRANGE)

@@ -103,10 +103,10 @@ class _WithBatch:
             found = self._function.call(prompts=prompts, responses=responses, answers=answers)
             if inspect.isawaitable(found):
                 found = self._runner.run(_awaited(found))
+            if is_numpy(found, "ndarray") or isinstance(found, list | tuple):
+                found = list(found)  # a user's class may do anything where it is counted
         except BaseException as error:  # a user's code may raise anything
             raise self._function.raised(error, about) from error
-        if is_numpy(found, "ndarray"):
-            found = list(found)
         if not isinstance(found, list | tuple):
             raise self._function.broken(
                 f"returned a {type(found).__name__} {about}; return a list with a verdict for each response"

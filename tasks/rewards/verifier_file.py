@@ -60,6 +60,11 @@ class UserFunction:
             raise self.broken(
                 f"returned {_short(returned)} (a {type(returned).__name__}) {about}; {error}"
             ) from None
+        except BaseException as error:  # a user's class may raise anything where it is read
+            raise self.broken(
+                f"returned a {type(returned).__name__} that cannot be read: {_described(error, self.file)} {about}; return True or "
+                "False, a number, or numbers by name ({'style': 0.5})"
+            ) from error
 
     def raised(self, error: BaseException, about: str) -> BrokenVerifier:
         """Return the fault of a call that raised."""
@@ -155,7 +160,12 @@ def _described(error: BaseException, file: Path) -> str:
     """Return the error in a line, with the place in the user's file that it came from."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     place = f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else ""
-    return f"{type(error).__name__}: {_cut(' '.join(str(error).split()))}{place}"
+    try:
+        text = str(error)
+    except BaseException:  # a user's class may do anything
+        text = "(without a text)"
+    text = text.encode("utf-8", "backslashreplace").decode()  # messages are written as UTF-8
+    return f"{type(error).__name__}: {_cut(' '.join(text.split()))}{place}"
 
 
 def shown_case(prompt: str, response: str, answer: str | None) -> str:
@@ -169,7 +179,7 @@ def _short(value: object) -> str:
         value = value[: _SHOWN_CHARACTERS + 1]  # what is never shown need not be written out
     try:
         return _cut(repr(value))
-    except Exception:  # a user's class may do anything
+    except BaseException:  # a user's class may do anything
         return f"(a {type(value).__name__})"
 
 

@@ -21,7 +21,14 @@ from typing import Any
 
 from vantage.schemas.recipe.verifiers import Right
 from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
-from vantage.tasks.rewards.verdicts import UnusableVerdict, Verdict, fitted, verdict_in
+from vantage.tasks.rewards.verdicts import (
+    STRANGE,
+    UnusableVerdict,
+    Verdict,
+    fitted,
+    verdict_in,
+    without_number,
+)
 from vantage.tasks.rewards.verifier_calls import Case
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
 from vantage.tasks.rewards.verifier_worker import READY, READY_FOR_BATCHES
@@ -217,6 +224,8 @@ class VerifierProcess:
                 f"{about} was ended by the kernel, because memory ran out{case}; let it take less memory, or give the "
                 "machine or container more"
             )
+        if reply.strange is not None:
+            return BrokenVerifier(f"{about} answered {reply.strange!r:.100}{case}; {STRANGE}")
         if reply.printed:
             return BrokenVerifier(
                 f"{about} printed more than {MAX_PRINTED} bytes{case}; print nothing, or less"
@@ -269,16 +278,21 @@ def _without(cases: Sequence[Case], begun: Sequence[Case]) -> list[Case]:
 
 
 class _NoReply:
-    """The process printed too much, has ended with a status, or (both unset) took too long."""
+    """The process printed too much, wrote a strange line, has ended with a status, or (all unset) took too long."""
 
-    def __init__(self, *, status: int | None = None, printed: bool = False) -> None:
+    def __init__(
+        self, *, status: int | None = None, printed: bool = False, strange: bytes | None = None
+    ) -> None:
         self.status = status
         self.printed = printed
+        self.strange = strange
 
 
 def is_hang_or_crash(reply: bytes | _NoReply) -> bool:
     """Return whether the process took too long, or a signal has ended it."""
-    return isinstance(reply, _NoReply) and not reply.printed and (reply.status is None or reply.status < 0)
+    if not isinstance(reply, _NoReply) or reply.printed or reply.strange is not None:
+        return False
+    return reply.status is None or reply.status < 0
 
 
 class _Running:
@@ -318,7 +332,7 @@ class _Running:
         self._to_send = memoryview(b"")
         self._unread = b""
         self._tail = b""
-        self._printed = self._logged = 0
+        self._printed = self._logged = self._num_replies = 0
         self._oom_kills = oom_kills()
         self.end = weakref.finalize(
             self, _end, self._process, self._selector, (self._requests, self._replies)
@@ -350,7 +364,12 @@ class _Running:
             if b"\n" not in self._unread and waited >= seconds:
                 return _NoReply()
         line, _, self._unread = self._unread.partition(b"\n")
-        return line + b"\n"
+        try:
+            found = without_number(line + b"\n", self._num_replies)
+        except UnusableVerdict:
+            return _NoReply(strange=line)
+        self._num_replies += 1
+        return found
 
     def place_of_hang(self) -> str:
         """Return the line that the code executes now: faulthandler writes it from C, whatever the code does."""

@@ -11,16 +11,19 @@ import os
 import resource
 import signal
 import sys
+import threading
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import TypeAdapter
 
 from vantage.schemas.recipe.builtin_verifiers import AnyVerifier, BuiltinVerifier
 from vantage.tasks.rewards.builtin.judge import load_builtin
 from vantage.tasks.rewards.exact_match import exact_match
-from vantage.tasks.rewards.verdicts import Verdict, line_of
+from vantage.tasks.rewards.verdicts import Verdict, line_of, numbered
 from vantage.tasks.rewards.verifier_calls import Calls, calls_of, one_by_one
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_user_function
 
@@ -28,6 +31,8 @@ READY, READY_FOR_BATCHES = b"ready\n", b"ready for batches\n"
 """Replies once the file has been run; the second, if its function takes a whole batch at once."""
 BUILTIN_BYTES = 2**33
 """Most bytes of address space of a built-in verifier; a response that would take more is wrong."""
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+"""Signals of a request to stop that all processes of a stage receive."""
 PR_SET_PDEATHSIG = 1
 """Value of the constant in ``linux/prctl.h``."""
 
@@ -36,25 +41,73 @@ def main() -> None:
     """Read the pipes' descriptors, the verifier's name and its configuration (JSON) from the command line; serve until
     the end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be busy for ever when its parent ends
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         signal.signal(number, _leave_to_the_stage)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    requests, replies, name, configuration = sys.argv[1:]
+    name, configuration = sys.argv[3:]
+    requests, replies = map(int, sys.argv[1:3])
+    own = os.getpid()
+    _part_forks(requests, replies)
+    numbers = count()
+
+    def reply(line: bytes) -> None:
+        if os.getpid() != own:
+            _end_fork()
+        os.write(replies, numbered(line, next(numbers)))
+
     try:
         judge, is_ready = _load(json.loads(configuration), name)
     except BrokenVerifier as fault:
-        os.write(int(replies), _line(fault))
+        reply(_line(fault))
         return
-    os.write(int(replies), is_ready)
-    with open(int(requests), "rb") as batches:
+    reply(is_ready)
+    with open(requests, "rb") as batches:
         for batch in batches:
             for answered in judge(
                 [(prompt, response, answer) for prompt, response, answer in json.loads(batch)]
             ):
-                os.write(int(replies), _line(answered))
-            sys.stdout.flush()
-            sys.stderr.flush()
+                reply(_line(answered))
+            _flush()
+
+
+def _part_forks(*pipes: int) -> None:
+    """Take the pipes from processes that the user's code forks, and let them be stopped as others are: pools of
+    ``multiprocessing`` wait for ever for a process that ignores the signal, also where it comes at once after the fork."""
+    before = threading.local()  # two threads may fork at once
+
+    def hold() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def part() -> None:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for pipe in pipes:
+            os.dup2(nothing, pipe, inheritable=False)
+        os.close(nothing)
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=part)
+
+
+def _end_fork() -> NoReturn:
+    """End a process that the user's code has forked and let return from its function; the first process goes on."""
+    with suppress(OSError):
+        os.write(
+            2, b"vantage: a process that the verifier forked has returned from its function, and is ended\n"
+        )
+    os._exit(0)
+
+
+def _flush() -> None:
+    """Pass on what the user's code has printed, as far as it has left standard output and error in place."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):  # the code may have closed or replaced it
+            stream.flush()
 
 
 def _leave_to_the_stage(number: int, frame: object) -> None:

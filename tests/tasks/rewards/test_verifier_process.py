@@ -16,6 +16,7 @@ from tests.support.packages import copy_packages
 from tests.support.real_runs import wait_for
 from tests.support.slow import slow
 from vantage.attempts.launchers.stage_process import explain
+from vantage.schemas.records.verdict_form import VerdictForm
 from vantage.tasks.rewards import verifier_process
 from vantage.tasks.rewards.verifier_file import BrokenVerifier
 from vantage.tasks.rewards.verifier_process import VerifierOutOfMemory, VerifierProcess
@@ -171,6 +172,111 @@ def write():
     assert len(message) < 1000
 
 
+FORKED = {
+    "each case": ("os.fork(); return float(answer)", ""),
+    "a child that raises": ("if os.fork() == 0: raise ValueError\n    return float(answer)", ""),
+    "a child that leaves": ("if os.fork() == 0: sys.exit(3)\n    return float(answer)", ""),
+    "calls at the same time": ("return float(answer)", ""),
+    "a pool": (
+        "with multiprocessing.get_context('fork').Pool(2) as pool: return pool.map(float, [answer])[0]",
+        "import multiprocessing",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORKED)
+def test_processes_that_it_forks_answer_nothing(tmp_path: Path, kind: str) -> None:
+    """A child that returned would read and answer cases too, and every later response would have the score of another."""
+    body, before = FORKED[kind]
+    define(tmp_path, body, before=f"import os, sys\n{before}")
+    if kind == "calls at the same time":
+        file = tmp_path / "verifier.py"
+        file.write_text(
+            file.read_text()
+            .replace("def verify(", "async def verify(")
+            .replace("return", "os.fork(); return")
+        )
+    _expect_own_scores(tmp_path)
+
+
+def test_a_batch_that_forks_is_answered_once(tmp_path: Path) -> None:
+    (tmp_path / "verifier.py").write_text(
+        "import os\nos.fork()\ndef verify_batch(prompts, responses, answers):\n    os.fork()\n    return [float(each) for each in answers]\n"
+    )
+    _expect_own_scores(tmp_path)
+
+
+def _expect_own_scores(folder: Path) -> None:
+    process = VerifierProcess(
+        {"file": str(folder / "verifier.py"), "function": "verify"},
+        name="mine",
+        function="verify",
+        form=VerdictForm(kind="score"),
+        call_seconds=20.0,
+    )
+    try:
+        for order in (range(12), range(11, -1, -1)):
+            cases = [(f"p{n}", "r", str(n + 0.5)) for n in order]
+            assert process.verdicts(cases) == [n + 0.5 for n in order]
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sys.stdout.close(); sys.stderr.close()",
+        "sys.stdout = sys.stderr = None",
+        "sys.stdout = sys.stderr = Closed()",
+        "os.dup2(os.open(os.devnull, os.O_RDONLY), 1)",
+    ],
+)
+def test_standard_output_may_be_closed_or_replaced(
+    tmp_path: Path, verifier: VerifierProcess, body: str
+) -> None:
+    before = "import os, sys\nclass Closed:\n    def flush(self): raise SystemExit(9)\n    write = flush"
+    define(tmp_path, f"if response == '0': {body}\n    return response == answer", before=before)
+    for _ in range(2):
+        assert verifier.verdicts([("p", str(n), "1") for n in range(3)]) == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        ("Odd()", "verify returned a Odd that cannot be read: KeyError: 'float' (line 3: "),
+        ("Unequal(5)", "verify returned a Unequal that cannot be read: ZeroDivisionError: "),
+        (
+            "Long(a=1.0)",
+            "verify returned a Long that cannot be read: ValueError: __len__() should return >= 0",
+        ),
+        ("Leaving()", "verify returned (a Leaving) (a Leaving) for"),
+        ("raise_(Unspoken())", "verify raised Unspoken: (without a text) (line "),
+        ("raise_(ValueError('\\ud800'))", "verify raised ValueError: \\ud800 (line "),
+    ],
+)
+def test_a_class_that_fails_where_it_is_read_is_named(
+    tmp_path: Path, verifier: VerifierProcess, returned: str, shown: str
+) -> None:
+    before = """
+class Odd(float):
+    def __float__(self): raise KeyError('float')
+class Unequal(int):
+    def __eq__(self, other): return 1 / 0
+class Long(dict):
+    def __len__(self): return -1
+class Leaving:
+    def __repr__(self): raise SystemExit(3)
+class Unspoken(Exception):
+    def __str__(self): raise SystemExit(4)
+def raise_(error): raise error
+"""
+    define(tmp_path, f"return {returned}", before=before)
+    message = refusal(verifier)
+    assert message.startswith(f"verifiers.mine: {shown}")
+    assert message.encode()  # no half of a character
+    assert SHOWN.rstrip("; ") in message
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -202,6 +308,7 @@ def test_a_call_without_end_is_ended(
 
 STOPPED = """
 import sys
+from vantage.schemas.records.verdict_form import VerdictForm
 from vantage.tasks.rewards import verifier_process
 from vantage.tasks.rewards.verifier_process import VerifierProcess
 verifier_process.CALL_SECONDS = 3.0
