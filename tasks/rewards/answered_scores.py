@@ -140,13 +140,25 @@ class AnsweredScores:
             for digest, each in zip(digests[case], questions, strict=True)
         }
         read = self._read_all(by_digest)
-        return {case: self._joined([read[digest] for digest in digests[case]]) for case in cases}
+        return {case: self._of_response([read[digest] for digest in digests[case]]) for case in cases}
 
-    def _read_all(self, asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Named]:
-        """Return the scores in the answers to these questions; those without a readable answer are asked, again where needed."""
+    def _of_response(self, read: Sequence[Named | None]) -> Named:
+        """Return the scores of a response from those of its questions; one that cannot be read decides all of them.
+
+        The recipe's number is the response's score, and not that of one order of a comparison: counted there, it would raise the
+        score where the response came second.
+        """
+        found = [each for each in read if each is not None]
+        if len(found) == len(read):
+            return self._joined(found)
+        return dict.fromkeys(self._names, float(self._server.unreadable))
+
+    def _read_all(self, asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Named | None]:
+        """Return the scores in the answers to these questions, None for those that cannot be read; those without a readable answer are
+        asked, again where needed."""
         answers = answer_file(self._scratch)
         most = {digest: self._most(answers.number_of(digest)) for digest in asked}
-        waiting, time, read = list(asked), 0, dict[str, Named]()
+        waiting, time, read = list(asked), 0, dict[str, Named | None]()
         while waiting:
             new = [
                 Question(asked[digest], digest, time)
@@ -171,7 +183,7 @@ class AnsweredScores:
             answer_record.note_asked(len(new), failed_calls=self._asking.failed_calls - failed)
 
     def _is_read(
-        self, digest: str, time: int, most: int, answers: AnswerFile, read: dict[str, Named]
+        self, digest: str, time: int, most: int, answers: AnswerFile, read: dict[str, Named | None]
     ) -> bool:
         """Return whether a question needs no other answer, and put the scores into ``read`` then."""
         found = answers.answer(Asked(digest, time))
@@ -186,7 +198,8 @@ class AnsweredScores:
             answer_record.note_unreadable()
             if time + 1 < most:
                 return False
-            read[digest] = self._instead(digest, time + 1, text, error)
+            self._require_a_number(digest, time + 1, text, error)
+            read[digest] = None
         return True
 
     def _most(self, there: int) -> int:
@@ -197,9 +210,10 @@ class AnsweredScores:
         at_most = 1 + self._server.ask_again
         return at_most if self._server.unreadable != STOP else (there // at_most + 1) * at_most
 
-    def _instead(self, digest: str, number: int, text: str, error: Unreadable) -> Named:
+    def _require_a_number(self, digest: str, number: int, text: str, error: Unreadable) -> None:
+        """Raise UnreadableAnswer unless the recipe has a number for answers that cannot be read."""
         if self._server.unreadable != STOP:
-            return dict.fromkeys(self._names, float(self._server.unreadable))
+            return
         shown = " ".join(text.split())[:_SHOWN]
         raise UnreadableAnswer(
             f"{self._path}: {number} answers to the question {digest[:12]} cannot be read: {error}; the last one begins {shown!r}; "

@@ -5,6 +5,7 @@ of answers, as a server's is.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -208,7 +209,7 @@ class JudgedByModel:
             )
 
     def _read(self, questions: Sequence[Mapping[str, str]], logprobs: Tensor) -> Tensor:
-        """Return the score in each answer (Q,).
+        """Return the score in each answer (Q,), NaN in one that cannot be read.
 
         Raises:
             UnreadableAnswer: see ``__call__``.
@@ -228,7 +229,7 @@ class JudgedByModel:
                 f"least_probability is {self.judge.least_probability:g}; correct the question, lower least_probability, or set "
                 f"{self.source.path}.judge.unreadable to a number"
             )
-        return scores.masked_fill(unreadable, float(self.judge.unreadable))
+        return scores.masked_fill(unreadable, math.nan)
 
     def _count(
         self, questions: Sequence[Mapping[str, str]], probabilities: Tensor, unreadable: Tensor
@@ -264,7 +265,15 @@ def asked_about(judge: JudgingModel, digest: str, case: Case) -> Iterator[dict[s
 
 
 def _by_criterion(scores: Sequence[float], judge: JudgingModel) -> list[float]:
-    """Return the score of each criterion, from those of its questions; with ``against`` the mean of both orders."""
-    if judge.against is None:
-        return list(scores)
-    return [(first + 1.0 - second) / 2.0 for first, second in zip(scores[::2], scores[1::2], strict=True)]
+    """Return the score of each criterion, from those of its questions; with ``against`` the mean of both orders.
+
+    A question that cannot be read (NaN) gives its criterion the recipe's number, whichever order it has.
+    """
+    found = list(scores)
+    if judge.against is not None:
+        found = [
+            (first + 1.0 - second) / 2.0 for first, second in zip(scores[::2], scores[1::2], strict=True)
+        ]
+    if judge.unreadable == STOP:
+        return found
+    return [float(judge.unreadable) if math.isnan(score) else score for score in found]

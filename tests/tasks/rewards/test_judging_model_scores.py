@@ -2,6 +2,7 @@
 
 import json
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,34 @@ def test_a_comparison_is_the_mean_of_both_orders(folder: Path, tmp_path: Path, f
             shares.append(a / (a + b))
         assert found[row] == pytest.approx((shares[0] + 1 - shares[1]) / 2, abs=1e-5)
     assert found[0] == 0.5, "a response that equals the answer"
+
+
+def test_a_comparison_that_is_unreadable_in_one_order_has_the_recipes_number(
+    folder: Path, tmp_path: Path, fresh: Any
+) -> None:
+    prompt = "{prompt}|{first}|{second}="
+    orders = [
+        [
+            sum(probabilities(folder, f"{asked}|{first}|{second}=", ["A", "B"]))
+            for first, second in ((ours, answer), (answer, ours))
+        ]
+        for asked, ours, answer in zip(PROMPTS, RESPONSES, ANSWERS, strict=True)
+    ]
+    several = sorted(each for row in orders for each in row)
+    plain = scored(load(folder, tmp_path, against="answer", prompt=prompt))["judge"]
+    seen = set()
+    for low, high in pairwise(several):
+        if high - low < 1e-6:
+            continue
+        least = (low + high) / 2
+        fresh()
+        fields: dict[str, Any] = {"least_probability": least, "unreadable": -1.0}
+        found = scored(load(folder, tmp_path, against="answer", prompt=prompt, **fields))["judge"]
+        assert found == [
+            -1.0 if min(row) < least else score for row, score in zip(orders, plain, strict=True)
+        ]
+        seen |= {(row[0] < least, row[1] < least) for row in orders}
+    assert {(True, False), (False, True)} & seen, "no answer was unreadable in one order alone"
 
 
 def test_each_criterion_of_a_comparison_has_its_own_orders(folder: Path, tmp_path: Path, fresh: Any) -> None:

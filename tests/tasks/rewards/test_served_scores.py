@@ -367,6 +367,35 @@ def test_a_recipe_can_give_unreadable_answers_a_score(server: FakeJudge, tmp_pat
     assert server.seen.num_requests == before
 
 
+@pytest.mark.parametrize("unreadable_order", ["first", "second", "both"])
+@pytest.mark.parametrize("number", [0.0, -3.0, 0.25])
+def test_a_comparison_that_cannot_be_read_in_one_order_has_the_recipes_number(
+    server: FakeJudge, tmp_path: Path, fresh: Any, unreadable_order: str, number: float
+) -> None:
+    def unreadable(text: str, time: int) -> str | None:
+        if RESPONSES[5] not in text or RESPONSES[15] in text:
+            return None
+        order = "first" if f"[Response A]\n{RESPONSES[5]}\n" in text else "second"
+        return "score: neither" if unreadable_order in (order, "both") else None
+
+    whole = scored(load(tmp_path / "whole", judge(server, against="answer", prompt=None)))["judge"]
+    server.faults.unreadable = unreadable
+    fields: dict[str, Any] = {"against": "answer", "prompt": None, "unreadable": number, "ask_again": 0}
+    found = scored(load(tmp_path / "again", judge(server, **fields)))["judge"]
+    assert found == [*whole[:5], number, *whole[6:]]
+
+
+def test_one_missing_criterion_gives_each_score_the_recipes_number(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    server.names = ("right", "kind")
+    server.faults.unreadable = lambda text, time: "right: 9" if RESPONSES[2] in text else None
+    criteria = {"right": "Is it right?", "kind": "Is it kind?"}
+    found = scored(load(tmp_path, judge(server, criteria=criteria, unreadable=-2.0)), slice(0, 4))
+    assert [found[name][2] for name in ("judge.right", "judge.kind")] == [-2.0, -2.0]
+    assert answer_metrics()["judge_unreadable"] == 3
+
+
 def test_a_budget_ends_the_stage_and_a_larger_one_goes_on(
     server: FakeJudge, tmp_path: Path, fresh: Any
 ) -> None:
