@@ -27,6 +27,7 @@ from anyio.from_thread import start_blocking_portal
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from vantage.schemas.recipe.called_server import CalledServer
+from vantage.schemas.recipe.fields import MAX_NAMED
 from vantage.schemas.records.stored_answers import StoredAnswer
 from vantage.schemas.safe_text import MASK
 from vantage.schemas.strict_json import without_repeats
@@ -82,6 +83,8 @@ class Reply:
     question_tokens: int = 0
     answer_tokens: int = 0
     is_cut_off: bool = False
+    model: str = ""
+    """The model that answered, as the server names it; empty: it names none."""
 
 
 def counted_tokens(body: Mapping[str, Any], name: str) -> int:
@@ -130,6 +133,8 @@ class Asking:
         self._last_answer = 0.0
         self._last_request = -math.inf
         self._begun: list[Future[None]] = []
+        self._models: list[str] = []
+        """The names under which the server has answered."""
         self.failed_calls = 0
         """Requests that failed, and were repeated."""
 
@@ -298,6 +303,7 @@ class Asking:
         replies: list[Reply] = await retrying(answered)
         self._last_answer = time.monotonic()
         for question, reply in zip(questions, replies, strict=True):
+            self._note_model(reply.model)
             keep(
                 StoredAnswer(
                     question=question.digest,
@@ -309,6 +315,22 @@ class Asking:
                     is_cut_off=reply.is_cut_off,
                 )
             )
+
+    def _note_model(self, name: str) -> None:
+        """Warn where the server answers as another model than before; the name that was asked for may be an alias."""
+        if not name or name in self._models:
+            return
+        if self._models:
+            log.warning(
+                "%s.url=%s answers as the model %.80r now, and has answered as %.80r: its scores may be of another kind; look at the "
+                "server, or name one version as model",
+                self._path,
+                self._server.url,
+                name,
+                self._models[-1],
+            )
+        if len(self._models) < MAX_NAMED:
+            self._models.append(name)
 
     def _safe(self, text: str) -> str:
         """Return an answer as it is kept: without the API key, and without halves of characters, which JSON can name."""

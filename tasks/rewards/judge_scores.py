@@ -83,7 +83,8 @@ class ChatCompletions:
             raise TypeError(f"content is a {type(text).__name__}")
         is_cut_off = _is_cut_off(choices[0].get("finish_reason"))
         tokens = (counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))
-        return [Reply(text, *tokens, is_cut_off=is_cut_off)]
+        model = body.get("model")
+        return [Reply(text, *tokens, is_cut_off=is_cut_off, model=model if isinstance(model, str) else "")]
 
 
 def _is_cut_off(reason: object) -> bool:

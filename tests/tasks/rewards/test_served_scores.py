@@ -342,6 +342,23 @@ def test_a_message_of_another_form_costs_no_answer(
     assert len(list(answers_in(tmp_path / KEPT))) == 1
 
 
+def test_a_server_that_answers_as_another_model_is_warned_of_once(
+    server: FakeJudge, tmp_path: Path, fresh: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An alias is answered under one name; a server that falls back to another model changes it."""
+
+    def body(number: int) -> bytes:
+        model = json.dumps({3: "small-2", 4: "small-2", 5: 7, 6: None}.get(number, "critic-2026"))
+        return f'{{"model": {model}, "choices": [{{"message": {{"content": "score: 3"}}}}]}}'.encode()
+
+    server.faults.raw = body
+    found = scored(load(tmp_path, judge(server, at_once=1)), slice(0, 9))
+    assert found == {"judge": [3.0] * 9}
+    (message,) = caplog.messages
+    assert "terms.0.judge.url=" in message
+    assert "answers as the model 'small-2' now, and has answered as 'critic-2026'" in message
+
+
 def test_a_budget_needs_counted_tokens(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     server.faults.counts = False
     capped = judge(server, at_once=1, budget={"tokens": 10**6})
