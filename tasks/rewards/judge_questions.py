@@ -15,6 +15,8 @@ _MARKS = r"[\"'*_`]{0,6}+"
 _CLOSED = r"[\"'*_`\])}]{0,6}+"
 _REASON = r"(?:because|since|as)\b"
 _LABEL = rf"{_MARKS}[^\W\d]\w{{0,62}}(?:[ -]\w{{1,62}}){{0,3}}{_MARKS}[ \t]*+[:=：]"
+_OPPOSITE = r"(?<![^\W\d]-)(?<!\bnot[ _])(?<!\bnon[ _])"
+"""What makes a name another one: ``un-clear: 7`` and ``not clear: 7`` give no ``clear``."""
 _THINKING_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _PREFERRED = {"a": 1.0, "tie": 0.5, "b": 0.0}
@@ -89,7 +91,7 @@ def _only_value(answer: str, name: str, value: str, names: Sequence[str]) -> str
         raise Unreadable("its thinking has no end")
     longer = [other.removesuffix(f"_{name}") for other in names if other.endswith(f"_{name}")]
     alone = "".join(rf"(?<!{_in_words(before)}[ _])" for before in longer)
-    label = rf"(?<!\w){alone}{_MARKS}{_in_words(name)}{_MARKS}[ \t]*[:=：][ \t\"'*_`]*"
+    label = rf"(?<!\w){_OPPOSITE}{alone}{_MARKS}{_in_words(name)}{_MARKS}[ \t]*[:=：][ \t\"'*_`]*"
     flags = re.IGNORECASE | re.MULTILINE
     found = [match[1] for match in re.finditer(label + value, text, flags)]
     labels = len(re.findall(label, text, flags))

@@ -184,6 +184,12 @@ def test_a_longer_name_in_words_is_another_score() -> None:
     names = ("kind", "very_kind")
     with pytest.raises(Unreadable, match="no readable kind"):
         read_number("very kind: 3", "kind", SCALE, names=names)
+    for opposite in ("not kind", "un-kind", "Non-kind", "non kind", "NOT_kind"):
+        with pytest.raises(Unreadable, match="no readable kind"):
+            read_number(f"{opposite}: 3", "kind", SCALE)
+        assert read_number(f"{opposite}: 3\nkind: 4", "kind", SCALE) == 4.0
+    for same in ("-kind", "- kind", "My score for kind", "knot: 1 kind", "1-kind"):
+        assert read_number(f"{same}: 3", "kind", SCALE) == 3.0
     both = "Very kind: 3\nkind: 4"
     assert [read_number(both, name, SCALE, names=names) for name in names] == [4.0, 3.0]
     with pytest.raises(Unreadable, match="no readable kind"):
