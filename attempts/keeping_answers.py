@@ -10,6 +10,7 @@ from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.attempt import AttemptRequest
 from vantage.schemas.records.stored_answers import (
     ANSWERS_KIND,
+    ANSWERS_PART,
     answers_key,
     answers_key_parts,
     is_scored_by_servers,
@@ -29,20 +30,21 @@ WHY_TAUGHT = "a server gave the teacher's log-probabilities; a rerun is bitwise 
 @contextmanager
 def answers_kept(
     storage: Storage, request: AttemptRequest, scratch: Path, *, provenance: Mapping[str, Any]
-) -> Iterator[None]:
+) -> Iterator[dict[str, str]]:
     """Commit the answers that a stage was given, then hold their key while the block commits the stage's artifact.
 
-    The answers come first, so that an artifact that depends on them never is without them after a kill.
+    The answers come first, so that an artifact that depends on them never is without them after a kill. Yields the part of
+    the artifact's provenance that names them; empty without answers.
     """
     if not keeps_answers(request.work, request.rewards) or not (scratch / ANSWERS).exists():
-        yield
+        yield {}
         return
     key = answers_key(request.stage_key)
     with storage.exclusive(key, holder=f"run {request.run_id}"):
         attempt = storage.next_attempt(key)
         folder = storage.staging_folder(key, attempt)
         counts = write_sorted(scratch / ANSWERS, folder / ANSWERS)
-        storage.commit(
+        kept = storage.commit(
             folder,
             stage_key=key,
             attempt=attempt,
@@ -51,7 +53,7 @@ def answers_kept(
             key_parts=answers_key_parts(request.stage_key),
             provenance=dict(provenance),
         )
-        yield
+        yield {ANSWERS_PART: kept.digest}
 
 
 def restore_answers(storage: Storage, request: AttemptRequest, scratch: Path) -> None:

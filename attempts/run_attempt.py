@@ -265,8 +265,9 @@ class _Attempt:
         made_with = self._found_provenance(begun)
         with (
             state_kept(self.storage, request, begun.scratch, provenance=made_with),
-            answers_kept(self.storage, request, begun.scratch, provenance=made_with),
+            answers_kept(self.storage, request, begun.scratch, provenance=made_with) as answers,
         ):
+            made_with = {**made_with, **answers}
             artifact = self.storage.commit(
                 job.output,
                 stage_key=request.stage_key,

@@ -8,6 +8,7 @@ from vantage.runs.view import Broken
 from vantage.schemas.records.audit import Check
 from vantage.schemas.records.stored_answers import (
     ANSWERS_KIND,
+    ANSWERS_PART,
     Asked,
     answers_key,
     answers_key_parts,
@@ -53,7 +54,11 @@ def answer_checks(evidence: Evidence, ref: Ref) -> Iterator[Check]:
     elif kept is None or not evidence.has_object(kept.artifact.digest):
         yield Check(subject=SUBJECT, outcome="unchecked", detail="the store has no answers of its servers")
     else:
-        problems = [*evidence.hashed(kept.artifact.digest).problems, *answers_problems(kept)]
+        problems = [
+            *evidence.hashed(kept.artifact.digest).problems,
+            *answers_problems(kept),
+            *_other_answers(ref, kept),
+        ]
         problems = problems or [*_line_problems(evidence, kept, sources)]
         counts = kept.artifact.metrics
         detail = f"{counts.get('answers') or 0:,.0f} answers to {counts.get('questions') or 0:,.0f} questions"
@@ -62,6 +67,13 @@ def answer_checks(evidence: Evidence, ref: Ref) -> Iterator[Check]:
             outcome="wrong" if problems else "ok",
             detail="; ".join(problems[:10]) if problems else detail,
         )
+
+
+def _other_answers(ref: Ref, kept: Ref) -> Iterator[str]:
+    """Yield a problem if the stage was given other answers than those that are kept; refs of earlier versions name none."""
+    given = ref.provenance.get(ANSWERS_PART)
+    if given is not None and given != kept.artifact.digest:
+        yield f"they are {kept.artifact.digest[:12]}, and the stage was given {str(given)[:12]}"
 
 
 def _line_problems(evidence: Evidence, kept: Ref, sources: set[str]) -> Iterator[str]:

@@ -14,6 +14,8 @@ from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.stage_key import stage_key as hash_key_parts
 
 ANSWERS_KIND = "answers"
+ANSWERS_PART = "answers"
+"""Part of a stage's provenance: the digest of the artifact with the answers that it was given."""
 
 
 class Asked(NamedTuple):

@@ -187,6 +187,38 @@ def test_scores_are_those_of_the_stored_answers(
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
+def test_an_audit_finds_answers_that_were_replaced_as_a_whole(
+    workspace: Workspace, recipe: Path, servers: tuple[FakeJudge, FakeJudge]
+) -> None:
+    """Each file, digest and ref of the new answers is as it should be; only the stage knows which answers it was given."""
+    record = go(workspace, recipe, until="policy")
+    ref = ref_of(workspace, record, "collected")
+    key = answers_key(ref.artifact.stage_key)
+    kept = workspace.storage.find(key)
+    assert kept is not None
+    assert ref.provenance["answers"] == kept.artifact.digest
+    assert len(found(audited(workspace, record.run_id), "ok")) == 1
+    _, answers = answers_of(workspace, ref)
+    answers[0]["answer"] = "another"
+    storage = workspace.storage
+    with storage.exclusive(key, holder="a forger"):
+        attempt = storage.next_attempt(key)
+        folder = storage.staging_folder(key, attempt)
+        (folder / ANSWERS).write_text("".join(json.dumps(each) + "\n" for each in answers))
+        forged = storage.commit(
+            folder,
+            stage_key=key,
+            attempt=attempt,
+            run_id=record.run_id,
+            description={"kind": "answers", "parents": {}, "metrics": kept.artifact.metrics},
+            key_parts=kept.key_parts,
+            provenance=kept.provenance,
+        )
+    assert found(audited(workspace, record.run_id), "wrong") == [
+        f"they are {forged.digest[:12]}, and the stage was given {kept.artifact.digest[:12]}"
+    ]
+
+
 @pytest.mark.slow
 def test_a_rerun_replays_every_answer_and_an_audit_reads_them(
     workspace: Workspace, recipe: Path, servers: tuple[FakeJudge, FakeJudge]
