@@ -20,6 +20,7 @@ KNOWN = {
     "attempts/usage.py": 1,  # the times of readings of the machine, which MLflow draws
     "models/pinned_date.py": 1,  # none: the recipe's date, written out
     "runs/run.py": 1,  # when a run was started, for people
+    "tasks/rewards/asking.py": 1,  # until when a server asks to wait, which may be a civil time; at most 300 s are waited
     "tasks/training/attempt.py": 2,  # the times of a journal's lines, which MLflow draws; those of a shorter stage have none
     "tasks/training/batch_files.py": 1,
     "tasks/training/progress.py": 2,  # of progress, for people
