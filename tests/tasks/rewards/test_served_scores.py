@@ -553,10 +553,10 @@ def test_one_question_that_always_fails_ends_the_stage_though_others_are_answere
 
 def test_patience_is_with_a_server_that_answers(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     """All answers together take twice the patience; a request that fails near the end is repeated all the same."""
-    server.delay, server.faults.wishes = 0.1, {14: "0"}
-    found = scored(load(tmp_path, judge(server, at_once=1, patience_seconds=0.8)), slice(0, 16))["judge"]
-    assert found == [float(points(question(row))) for row in range(16)]
-    assert server.seen.num_requests == 17
+    server.delay, server.faults.wishes = 0.6, {5: "0"}
+    found = scored(load(tmp_path, judge(server, at_once=1, patience_seconds=2.1)), slice(0, 7))["judge"]
+    assert found == [float(points(question(row))) for row in range(7)]
+    assert server.seen.num_requests == 8
 
 
 def test_a_budget_of_tokens_counts_questions_and_answers(
