@@ -82,7 +82,7 @@ def test_after_an_outage_prefect_shows_how_an_attempt_and_its_run_ended(
         _, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
         assert states(f"sft · {record.run_id} · 1") == [("Completed", "")]
         assert states(record.run_id) == [("Completed", "9 completed")]
-        assert set(task_runs.values()) == {"Completed"}
+        assert set(task_runs.values()) == {"Completed"}, (task_runs, printed)
         log = tmp_path / "worker-0" / "log.txt"
         soon(lambda: "answers again" in log.read_text())
         assert machine.poll() is None
