@@ -18,7 +18,7 @@ TestsOfPage = dict[str, dict[str, list[str]]]
 
 
 def read_tests(name: str) -> TestsOfPage:
-    """Return the tests that a file of ``docs/`` lists; a key that stands twice would hide the first one's tests."""
+    """Return the tests that a file of ``docs/`` lists; assert that no key occurs twice, which would hide tests."""
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     found: TestsOfPage = yaml.safe_load(text)
     assert sum(map(len, found.values())) == len(re.findall(r"^  \S.*:$", text, re.MULTILINE))

@@ -16,7 +16,7 @@ _CLOSED = r"[\"'*_`\])}]{0,6}+"
 _REASON = r"(?:because|since|as)\b"
 _LABEL = rf"{_MARKS}[^\W\d]\w{{0,62}}(?:[ -]\w{{1,62}}){{0,3}}{_MARKS}[ \t]*+[:=：]"
 _OPPOSITE = r"(?<![^\W\d]-)(?<!\bnot[ _])(?<!\bnon[ _])"
-"""What makes a name another one: ``un-clear: 7`` and ``not clear: 7`` give no ``clear``."""
+"""Prefixes that negate a name are excluded: neither ``un-clear: 7`` nor ``not clear: 7`` is a score of ``clear``."""
 _THINKING_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _PREFERRED = {"a": 1.0, "tie": 0.5, "b": 0.0}

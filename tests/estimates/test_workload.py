@@ -10,7 +10,7 @@ from vantage.estimates.workload import Sampling, Sequences
     [(100.0, 1, 16.0), (100.0, 4, 16.0), (40.0, 4, 10.0), (10.0, 4, 2.5), (2.0, 4, 1.0)],
 )
 def test_each_rank_computes_its_share_in_batches(count: float, world: int, expected: float) -> None:
-    """At most 16 at once on each of the ranks, which share the rows out, and at least one."""
+    """The ranks share the rows; each rank has at most 16 at once, and at least one."""
     sequences = Sequences(count=count, at_once=16.0, tokens=5.0, longest=9.0)
     sampling = Sampling(
         role="policy",

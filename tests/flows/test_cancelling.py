@@ -1,4 +1,4 @@
-"""Which attempts on workers are asked to stop with a run that no process executes any more."""
+"""A run that no process executes any more asks its attempts on workers to stop."""
 
 import json
 from types import SimpleNamespace

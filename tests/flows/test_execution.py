@@ -1,4 +1,4 @@
-"""The exit code of a run, from what its record says."""
+"""The exit code of a run follows from its record."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_the_first_stage_that_failed_decides(codes: tuple[int | None, ...], expe
     ],
 )
 def test_what_a_complete_run_could_not_do_has_a_code(left: dict[str, Any], expected: int) -> None:
-    """What is not published at all comes before an alias that was refused, and that before a missing signature."""
+    """A failed publication decides the exit code before a refused alias, and a refused alias before a missing signature."""
     assert exit_code(record("completed", 0, **left)) == expected
 
 
@@ -55,7 +55,7 @@ def test_only_a_complete_run_is_asked_what_it_published() -> None:
 
 
 def test_the_flow_runs_of_this_run_are_closed_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of an earlier process of it, which Prefect's server still shows as running."""
+    """The run has an open flow run of an earlier process, which Prefect's server still shows as running."""
     open_runs = [SimpleNamespace(server="here", attempt=None), SimpleNamespace(server="elsewhere", attempt=3)]
     run = SimpleNamespace(
         workspace=SimpleNamespace(root=tmp_path), record=SimpleNamespace(open_flow_runs=open_runs)

@@ -1,4 +1,4 @@
-"""Which stage may be asked to finish early, and when it will."""
+"""A running stage may be asked to finish early; the command reports when it will."""
 
 from pathlib import Path
 from types import SimpleNamespace

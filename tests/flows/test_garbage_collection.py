@@ -199,7 +199,7 @@ def has_lineage(
     objects: set[str],
     below: frozenset[str] = frozenset(),
 ) -> bool:
-    """Return whether the object is there, with a ref that says what it was made from, and so for all of that, down to data."""
+    """Return whether the object exists with a ref that names its inputs, and likewise for each input, down to the data."""
     makers = [number for number, each in enumerate(artifacts) if each.digest == digest]
     return (
         digest not in below

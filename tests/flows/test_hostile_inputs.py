@@ -36,7 +36,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(*arguments: str) -> str:
-    """Return what a command says on standard error, where it ends as a refusal ends."""
+    """Return what a command prints on standard error; assert that it ends as a refusal."""
     done = CliRunner().invoke(app, [*arguments, "--workspace", "workspace"])
     said = done.stderr
     assert done.exit_code == ExitCode.BAD_INPUT, (done.exit_code, said, done.exception)

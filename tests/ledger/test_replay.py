@@ -1,4 +1,4 @@
-"""What a replay finds in an outbox, and the chain of its lines: each says what was before it, once one has said so."""
+"""Replays of an outbox, and the chain of its lines: after the first line with a digest of its predecessor, every line has one."""
 
 import hashlib
 from typing import Any

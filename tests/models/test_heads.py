@@ -101,7 +101,7 @@ def long_sequences() -> Sequences:
 
 
 def scalar_after(model: ScalarModel, ids: list[int]) -> float:
-    """Return what the head says at the end of exactly these tokens: no padding, no masks."""
+    """Return the output of the head at the last of these tokens, without padding or masks."""
     with torch.no_grad():
         hidden = model.backbone(torch.tensor([ids])).last_hidden_state[0, -1]
         bias = 0.0 if model.head.bias is None else float(model.head.bias)

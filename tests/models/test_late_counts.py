@@ -1,4 +1,4 @@
-"""What is read late comes in its order, as many calls later as is said, on whatever device."""
+"""Late values are returned in order, after the given number of calls, on every device."""
 
 import pytest
 import torch

@@ -363,7 +363,7 @@ def test_its_commands(
 def test_an_answer_is_recorded_before_what_follows_from_it(
     workspace: Workspace, recipe_file: Path, offline: None
 ) -> None:
-    """A signature is made before, and stored after the answer is: it never stands for an answer that nobody gave."""
+    """The signature is computed before the answer is stored, and stored after it, so that no signature exists without its answer."""
     go_through(workspace, recipe_file)
     [record] = read_runs(workspace)
     seen: list[tuple[str, int]] = []

@@ -49,7 +49,7 @@ def started(command: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def answer(url: str, process: subprocess.Popen[bytes], folder: Path, data: object = None) -> str:
-    """Return what the server says, once it does."""
+    """Wait for the server to answer, and return its answer."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     body = None if data is None else json.dumps(data).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})

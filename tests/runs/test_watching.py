@@ -1,4 +1,4 @@
-"""What is sent to the ledger while a stage computes: each committed line of its journal, once."""
+"""While a stage computes, each committed line of its journal is sent to the ledger once."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -194,7 +194,7 @@ _Validator = jsonschema.validators.extend(jsonschema.Draft7Validator, {"anyOf": 
 
 
 def wrong_fields(of: type[BaseModel], plain: Any) -> list[str]:
-    """Return what pydantic says of single fields, less what JSON cannot tell apart."""
+    """Return pydantic's errors of single fields, without those that depend on types which JSON does not distinguish."""
     if of is Recipe:  # datasets that are selected are stages to pydantic
         plain = with_selections(plain).plain
     try:

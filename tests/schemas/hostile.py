@@ -140,7 +140,7 @@ def lay_out(folder: Path) -> None:
 
 
 def refuses(load: Callable[[], object]) -> str:
-    """Return what a loader says of what it refuses; whatever else it raises goes on up.
+    """Return the message with which a loader refuses its input; any other exception is raised.
 
     Fails where it refuses nothing, or says it in more lines than it has problems, or in no UTF-8.
     """

@@ -136,7 +136,7 @@ def test_a_private_file_is_its_owners_alone_from_its_first_moment(tmp_path: Path
 
 
 def test_a_link_has_its_own_bytes_and_not_those_of_what_it_leads_to(tmp_path: Path) -> None:
-    """What a link leads to is not removed with it."""
+    """Removing a link keeps its target."""
     (tmp_path / "folder/below").mkdir(parents=True)
     (tmp_path / "folder/one").write_bytes(b"x" * 1000)
     (tmp_path / "folder/below/two").write_bytes(b"x" * 500)

@@ -338,7 +338,7 @@ class PolicyStage:
         return found
 
     def final_values(self, batch: Batch) -> list[float]:
-        """Return what would follow each response: of one that was cut off, where the switch says so, the critic's value of it."""
+        """Return the value after each response: the critic's for a truncated one if the switch is on, else 0."""
         if not self.switches.bootstrap_truncated:
             return [0.0] * len(batch)
         assert self.critic is not None

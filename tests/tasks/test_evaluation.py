@@ -103,7 +103,7 @@ def test_gain_win_rate_and_error_by_hand() -> None:
 
 
 def test_what_is_measured_of_a_prompt_is_one_row_of_it() -> None:
-    """Of two prompts with two responses, pass@2 and distinct n-grams are two numbers, each of a prompt of its own."""
+    """Two prompts have two responses each; pass@2 and distinct n-grams have one value per prompt."""
     candidate = judged([1.0, 1.0, 0.0, 0.0], [4, 6, 2, 8], [True] * 4)
     baseline = judged([0.0, 1.0, 0.0, 1.0], [3, 3, 3, 3], [True] * 4)
     found = compare({"candidate": candidate, "baseline": baseline}, {})
@@ -258,7 +258,7 @@ def test_a_reward_can_be_the_judge(pipeline: Any, tmp_path: Any) -> None:
 def test_a_models_verdict_for_the_candidate_is_against_the_baseline(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 16 pairs, it prefers the candidate in 2 and the baseline in 10, and ties on 4: (2 + 4/2) / 16."""
+    """The model prefers the candidate in 2 of 16 pairs and the baseline in 10, and ties on 4: (2 + 4/2) / 16."""
 
     def verdicts(_: object, candidate: Any, baseline: Any) -> SwappedVerdicts:
         assert len(candidate.sampled.sampled.prompts) == len(baseline.sampled.sampled.prompts) == 16

@@ -279,7 +279,7 @@ def assert_alike_files(found: Path, expected: Path) -> None:
 
 
 def curve(scratch: Path) -> list[dict[str, float]]:
-    """Return what every step says of itself, but for time and memory."""
+    """Return the metrics of every step, without those of time and memory."""
     return [
         {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
         for entry in read(scratch / JOURNAL)

@@ -30,7 +30,7 @@ LEFT_OUT = (
     "\\u2026",
     "an ensemble combines two reward models or more",
 )
-"""What a page leaves out: fields, what stands for others, and the members that a stage writes out itself."""
+"""Messages about what a page omits: required fields, placeholders, and the members of an ensemble, which the loader adds."""
 ALTERNATIVES = "occurs twice"
 NO_RECIPES = ("task", "sweep", "components")
 """Fields of a task of lm-eval, a sweep and Kubernetes, which have tests of their own."""
@@ -85,7 +85,7 @@ def test_each_block_is_read_and_its_fields_are_known(block: str) -> None:
 
 
 def test_a_wrong_block_is_found() -> None:
-    """That these checks see an unknown field of a stage, a text without quotes, and a value of the wrong type."""
+    """The checks find an unknown field of a stage, a text without quotes, and a value of the wrong type."""
     for block, said in {
         "policy: {iteration: 5}": "there is no field 'iteration' here",
         "rollout: {engine: vllm, server: 1}": "there is no field 'server' here",

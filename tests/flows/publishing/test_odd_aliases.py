@@ -48,7 +48,7 @@ def publish_it(
 
 
 def moved(place: Place, record: RunRecord) -> list[object]:
-    """Return what the run's ledger was told of aliases."""
+    """Return the movements of aliases in the run's outbox."""
     told = place.operations(record.run_id)
     return [each for each in told if isinstance(each, Publish | MoveAlias) and each.alias]
 

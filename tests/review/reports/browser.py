@@ -42,7 +42,7 @@ class Tab:
             self.events.append(said)
 
     def value(self, expression: str) -> Any:
-        """Return what JavaScript says; the page's own policy does not hold for the protocol."""
+        """Return the value of a JavaScript expression; the page's content policy does not apply to the protocol."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")

@@ -1,4 +1,4 @@
-"""What the verdict on a run is made of: evaluations with the prompts behind each effect, and the model that it is about."""
+"""The verdict on a run has its evaluations, the number of prompts of each effect, and the model."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -87,7 +87,7 @@ def test_pairs_are_the_best_and_the_worst(tmp_path: Path) -> None:
 
 
 def test_answers_to_other_turns_are_no_pair_though_their_text_is_the_same(tmp_path: Path) -> None:
-    """As where a tool is offered in one of two conversations alone."""
+    """This happens where only one of two conversations offers a tool."""
 
     def answer(response: str, grade: float, extra: str | None) -> Row:
         asked = [{"role": "user", "content": "q", "extra": extra}]

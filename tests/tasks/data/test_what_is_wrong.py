@@ -23,7 +23,7 @@ def _turns(asked: str, said: str) -> list[dict[str, str]]:
 
 
 def _pair(number: int, chosen: str, rejected: str = "No idea.") -> dict[str, Any]:
-    """Return a row as of binarised preferences: the chosen conversation stands in it twice."""
+    """Return a row in the form of binarised preferences, which contains the chosen conversation twice."""
     asked = f"Name river {number}."
     return {
         "prompt": asked,

@@ -1,4 +1,4 @@
-"""What the search for memory is told that an update computes."""
+"""The memory search gets the networks that an update computes."""
 
 from types import SimpleNamespace
 from typing import Any

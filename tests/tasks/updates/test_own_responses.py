@@ -1,4 +1,4 @@
-"""What is reported of responses that a stage learns from."""
+"""Metrics of the responses that a stage learns from."""
 
 import pytest
 import torch
