@@ -1,6 +1,7 @@
 """MLflow's copy of a published model: our folder, a second copy of its tokenizer, and MLflow's description."""
 
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from vantage.storage.sealed_folders import (
     MANIFEST,
@@ -15,6 +16,27 @@ TOKENIZER = "components/tokenizer"
 """Path at which MLflow looks for the tokenizer."""
 EXAMPLES = ("input_example.json", "serving_input_example.json")
 """An input for MLflow's ``predict``, and for its server."""
+
+
+def local_folder(address: str) -> Path | None:
+    """Return the folder from which MLflow on this machine loads an address; None: it is remote, or no address.
+
+    MLflow reads only what begins with ``file:`` as an address, and all else without a scheme as a path, in which ``?``
+    and ``#`` are letters as others.
+    """
+    try:
+        place = urlsplit(address)
+    except ValueError:
+        return None
+    if place.scheme not in ("", "file"):
+        return None
+    return Path(unquote(place.path if address.startswith("file:") else address))
+
+
+def is_same_place(one: str, other: str) -> bool:
+    """Return whether two addresses of MLflow's files name one place, however their paths are written."""
+    places = [local_folder(each) for each in (one, other)]
+    return one.rstrip("/") == other.rstrip("/") or (places[0] is not None and places[0] == places[1])
 
 
 def belongs_to_tokenizer(path: str) -> bool:

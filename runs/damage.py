@@ -1,10 +1,7 @@
 """Find damage of a run's artifacts in the store, and of MLflow's copies of published ones."""
 
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
-
 from vantage.ledger import tracking
-from vantage.ledger.published_copies import problems_in
+from vantage.ledger.published_copies import local_folder, problems_in
 from vantage.runs.record import REMOVED, PublishedCopy, RunRecord, StageRecord
 from vantage.runs.view import Broken, Missing, NotMade, Replaced, RunView
 from vantage.runs.workspace import Workspace
@@ -46,9 +43,8 @@ def _of_stage(store: Storage, run: RunView, step: str, stage: StageRecord, *, ve
 
 
 def _of_copy(workspace: Workspace, copy: PublishedCopy, *, verify: bool) -> list[str]:
-    place = urlsplit(copy.location)
-    if place.scheme in ("", "file"):
-        problems = problems_in(Path(unquote(place.path)), copy.digest, read=verify)
+    if (folder := local_folder(copy.location)) is not None:
+        problems = problems_in(folder, copy.digest, read=verify)
     elif verify:
         tracking.set_up_client()
         from vantage.ledger.to_mlflow.copies import problems_of_copy  # imports MLflow

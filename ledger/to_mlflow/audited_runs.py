@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
 from vantage.ledger.expected.system_metrics import SYSTEM_METRICS
+from vantage.ledger.published_copies import local_folder
 from vantage.ledger.to_mlflow.audited_entries import (
     DatasetInput,
     LoggedModel,
@@ -34,7 +35,6 @@ from vantage.ledger.to_mlflow.served_files import (
     address_of_version,
     files_at,
     followed,
-    local_folder,
 )
 from vantage.ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
 from vantage.ledger.to_mlflow.stored_values import stored_row, text, texts

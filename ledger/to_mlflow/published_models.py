@@ -17,7 +17,7 @@ from vantage.ledger.to_mlflow.copies import problems_of_copy
 from vantage.ledger.to_mlflow.logged_models import model_in
 from vantage.ledger.to_mlflow.served_files import address_of_version
 from vantage.ledger.tracking import without_login, without_password
-from vantage.storage.sealed_folders import MANIFEST, read_manifest
+from vantage.storage.sealed_folders import MANIFEST, file_sha256, read_manifest
 
 _PARENT = "vantage.parent."
 _PUBLISHED_TAGS = {"vantage.digest", "vantage.stage", "vantage.stage_key", "vantage.run_id"}
@@ -186,11 +186,13 @@ def find_model(
             try:
                 files = read_manifest(weights, digest=found.digest)
             except ValueError as error:
-                raise DamagedCopy(
-                    f"MLflow's copy of {name} version {found.version} is damaged: {error}"
-                ) from None
+                raise _damaged(found, str(error)) from None
             if "config.json" in files:
                 copy.download_artifacts(f"{WEIGHTS}/config.json", dst_path=temporary)
+                if file_sha256(weights / "config.json") != files["config.json"]["sha256"]:
+                    raise _damaged(
+                        found, f"{WEIGHTS}: config.json: its bytes are not those that were published"
+                    )
             _require_kind(found, weights, files, is_reward_model=is_reward_model)
     return found
 
@@ -242,9 +244,7 @@ def _require_kind(
         architectures = json.loads((weights / "config.json").read_bytes()).get("architectures") or [""]
         first = str(architectures[0])
     except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-        raise DamagedCopy(
-            f"MLflow's copy of {found.name} version {found.version} is damaged: config.json is not a model's"
-        ) from error
+        raise _damaged(found, "config.json is not a model's") from error
     if not is_reward_model and first.endswith("ForSequenceClassification"):
         raise UnusableVersion(f"{what} is a reward model; name one that a policy was published as")
     if is_reward_model and "scalar.json" not in files:
@@ -263,11 +263,15 @@ def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> P
     )
     problems = problems_in(target, found.digest)
     if problems:
-        raise DamagedCopy(
-            f"MLflow's copy of {found.name} version {found.version} is damaged: {'; '.join(problems)}; run the recipe "
-            "again, which makes the copy again, or export it from its run"
-        )
+        raise _damaged(found, "; ".join(problems))
     return target / WEIGHTS
+
+
+def _damaged(found: PublishedVersion, problems: str) -> DamagedCopy:
+    return DamagedCopy(
+        f"MLflow's copy of {found.name} version {found.version} is damaged: {problems}; run the recipe again, which makes "
+        "the copy again, or export it from its run"
+    )
 
 
 def _client(tracking_uri: str, name: str) -> MlflowClient:

@@ -12,12 +12,13 @@ from mlflow.tracking import MlflowClient
 
 from vantage.ledger.expected.texts import fit_description
 from vantage.ledger.operations import Publish
-from vantage.ledger.published_copies import WEIGHTS
+from vantage.ledger.published_copies import WEIGHTS, is_same_place
 from vantage.ledger.to_mlflow.aliases import Movement, NoteMove, move_alias
 from vantage.ledger.to_mlflow.copies import problems_of_copy
 from vantage.ledger.to_mlflow.logged_models import EXTERNAL, model_in
 from vantage.ledger.to_mlflow.model_description import PublishingError, write_description
 from vantage.ledger.to_mlflow.producers import Producer
+from vantage.ledger.to_mlflow.served_files import address_of_version
 
 _VERSIONS = "mlflow.modelVersions"
 
@@ -68,8 +69,9 @@ def publish(
     first = _first_version(client, name, digest)
     repaired: tuple[str, ...] = ()
     if first is not None:
-        version, location, tags = int(first.version), str(first.source), first.tags
-        model_id = model_in(location) or producer.model_id
+        version, tags = int(first.version), first.tags
+        model_id = model_in(f"{first.source}/") or producer.model_id
+        location = _one_address(client, first, model_id)
         repaired = tuple(problems_of_copy(location, tracking_uri=tracking_uri, digest=digest))
         if repaired:
             _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id, example)
@@ -91,6 +93,22 @@ def publish(
         stays = move_alias(client, name, operation.alias, movement, note_move)
     location = client.get_logged_model(model_id).artifact_location
     return Published(str(version), location, repaired, stays)
+
+
+def _one_address(client: MlflowClient, version: ModelVersion, model_id: str) -> str:
+    """Return the address from which MLflow loads a version. PublishingError: its rows name several."""
+    location = address_of_version(client, version.name, str(version.version))
+    named = {
+        "its source": str(version.source),
+        "its logged model": str(client.get_logged_model(model_id).artifact_location),
+    }
+    for what, address in named.items():
+        if not is_same_place(address, location):
+            raise PublishingError(
+                f"version {version.version} of {version.name}: MLflow loads it from {location}, and {what} is in {address}; "
+                "somebody has changed MLflow's tables: set them back (`vantage audit` names what differs), or delete the version"
+            )
+    return location
 
 
 def _first_version(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
@@ -50,14 +49,6 @@ def followed(client: MlflowClient, address: str) -> str:
 def leads_nowhere(address: str) -> bool:
     """Return whether ``followed`` gave up: the address is still one of a model."""
     return address.startswith(_MODELS)
-
-
-def local_folder(address: str) -> Path | None:
-    """Return the folder of an address on this machine; None: it is remote."""
-    place = urlsplit(address)
-    if place.scheme not in ("", "file") or place.netloc not in ("", "localhost"):
-        return None
-    return Path(unquote(place.path))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vantage.ledger.published_copies import is_same_place, local_folder
 from vantage.ledger.tracking import without_password
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.mlflow_copies import problems_of_folder
@@ -78,7 +79,7 @@ def logged_model_problems(
         yield "MLflow finds no files of it"
         return
     expected = f"{model.root.rstrip('/')}/models/{model_id}/artifacts"
-    if not _is_same(model.location, expected) and not _is_inside(evidence, model.location, model_id):
+    if not is_same_place(model.location, expected) and not _is_inside(evidence, model.location, model_id):
         yield f"MLflow loads it from {_shown(model.location)}, and its experiment keeps it in {_shown(expected)}"
         if not _is_local(model.location):
             return
@@ -103,9 +104,9 @@ def _address_problems(evidence: Evidence, version: "MlflowVersion") -> Iterator[
         return
     if (said := _otherwise_recorded(evidence, version)) and not isinstance(said, Missing):
         yield said
-    if not _is_same(version.source, location):
+    if not is_same_place(version.source, location):
         yield f"its source is {_shown(version.source)}, and MLflow loads it from {shown}"
-    if version.model_location is not None and not _is_same(version.model_location, location):
+    if version.model_location is not None and not is_same_place(version.model_location, location):
         yield f"MLflow loads it from {shown}, and its logged model from {_shown(version.model_location)}"
 
 
@@ -199,39 +200,29 @@ def _hashed(
     return Hashed(()) if may_be_absent and place.is_empty else place.hashed
 
 
-def _is_same(one: str, other: str) -> bool:
-    """Return whether two addresses name one place, however their paths are written."""
-    from vantage.ledger.to_mlflow.served_files import local_folder
-
-    places = [local_folder(each) for each in (one, other)]
-    return one.rstrip("/") == other.rstrip("/") or (places[0] is not None and places[0] == places[1])
-
-
 def _is_same_or_moved(evidence: Evidence, location: str, recorded: str) -> bool:
     """Return whether an address is the recorded one, or that of the same model in this workspace, moved with its database."""
     from vantage.ledger.to_mlflow.logged_models import model_in
 
     model_id = model_in(f"{recorded}/")
-    return _is_same(location, recorded) or (model_id is not None and _is_inside(evidence, location, model_id))
+    return is_same_place(location, recorded) or (
+        model_id is not None and _is_inside(evidence, location, model_id)
+    )
 
 
 def _is_inside(evidence: Evidence, location: str, model_id: str) -> bool:
     """Return whether this workspace keeps the files of a model at this address."""
-    return _is_same(
+    return is_same_place(
         location,
         (evidence.workspace.root.absolute() / "mlartifacts/models" / model_id / "artifacts").as_uri(),
     )
 
 
 def _is_local(location: str) -> bool:
-    from vantage.ledger.to_mlflow.served_files import local_folder
-
     return local_folder(location) is not None
 
 
 def _is_there(location: str) -> bool:
-    from vantage.ledger.to_mlflow.served_files import local_folder
-
     folder = local_folder(location)
     return folder is not None and not _why_no_path(folder) and folder.is_dir()
 

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,19 @@ import mlflow.pyfunc
 import mlflow.transformers
 import pytest
 import torch
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.tracking import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
 
 from tests.ledger.cutting import cut_after_every_write
 from tests.ledger.small_run import VERDICT, artifact, runs_of
 from vantage.ledger.operations import Input
-from vantage.ledger.published_copies import problems_in
+from vantage.ledger.published_copies import local_folder, problems_in
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.to_mlflow import registered_models
 from vantage.ledger.to_mlflow.model_description import PublishingError
+from vantage.ledger.to_mlflow.published_models import DamagedCopy, find_model
 from vantage.schemas.records.artifacts import (
     Evaluation,
     PolicyCheckpoint,
@@ -226,6 +231,93 @@ def test_a_copy_that_was_damaged_is_told_and_made_again_by_the_next_publication(
     assert said.repaired[0].startswith(complaint)
     assert said.refused is None
     assert problems_in(copy, made.digest) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "said"),
+    [
+        ("model_versions", "storage_location", "MLflow loads it from {other}, and its source is in "),
+        ("model_versions", "source", "its source is in {other}"),
+        ("logged_models", "artifact_location", "its logged model is in {other}"),
+    ],
+)
+def test_a_version_whose_rows_name_several_places_is_not_published_again(
+    workspace: Path, policy: Path, table: str, field: str, said: str
+) -> None:
+    """MLflow would load other files than those that are compared."""
+    made = sealed(PolicyCheckpoint, policy)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+    own = copy_of(workspace, made)
+    other = workspace / own.parent.name / "artifacts"
+    shutil.copytree(own, other)
+    flip(other / "model/model.safetensors")
+    with closing(sqlite3.connect(workspace / "mlflow.db")) as database, database:
+        database.execute(
+            f"UPDATE {table} SET {field} = ? WHERE {field} LIKE ?",
+            (other.as_uri(), f"%/{own.parent.name}/artifacts"),
+        )
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run("0002-tiny-bbbbbb", "tiny", {})
+        assert ledger.publish("policy", made, policy, "quickstart", alias="newest") is None
+        refused = ledger.copy_status("quickstart", made).refused
+    assert refused is not None
+    assert said.format(other=other.as_uri()) in refused
+    assert "set them back" in refused
+    assert (
+        "newest"
+        not in MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}").get_registered_model("quickstart").aliases
+    )
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/a/b?x",
+        "/a/b#x",
+        "/a/b;x",
+        "/a/b%20c",
+        "/a\n",
+        " /a",
+        "file:///a?x",
+        "file:///a%3Fx;y",
+        "FILE:///a",
+        "fi\tle:///a",
+        "file:a",
+        "file://host/a",
+        "//localhost/a",
+        "a/b",
+    ],
+)
+def test_a_local_address_is_the_folder_from_which_mlflow_loads_it(address: str) -> None:
+    repository = get_artifact_repository(address)
+    assert isinstance(repository, LocalArtifactRepository)
+    assert local_folder(address) == Path(repository.artifact_dir)
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/a", "mlflow-artifacts:/a", "file://[a/b"])
+def test_what_mlflow_does_not_load_from_a_folder_has_none(address: str) -> None:
+    assert local_folder(address) is None
+
+
+def test_a_changed_description_of_a_copy_is_damage_and_says_nothing_of_its_kind(
+    workspace: Path, policy: Path
+) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+    config = copy_of(workspace, made) / "model/config.json"
+    described = json.loads(config.read_text())
+    config.chmod(0o644)
+    config.write_text(json.dumps({**described, "architectures": ["LlamaForSequenceClassification"]}))
+    with pytest.raises(
+        DamagedCopy, match=r"config\.json: its bytes are not those that were published; run the recipe"
+    ):
+        find_model(f"sqlite:///{workspace / 'mlflow.db'}", "quickstart", alias="champion")
 
 
 def test_what_mlflow_does_not_hold_as_it_is_stored_gets_neither_version_nor_alias(

@@ -75,6 +75,19 @@ def test_a_storage_location_that_differs_from_the_source_is_what_is_hashed(
         )
 
 
+@pytest.mark.parametrize("ending", ["?x", "#x", " ", ";x", "%"])
+def test_a_path_that_is_no_address_is_read_letter_by_letter(case: Case, ending: str) -> None:
+    """What begins a query in an address is a letter of a path."""
+    place = case.copy_of("fake")
+    other = other_copy(case, place.with_name(f"artifacts{ending}"))
+    for table, field in (("model_versions", "storage_location"), ("logged_models", "artifact_location")):
+        case.sql(f"UPDATE {table} SET {field} = ? WHERE {field} LIKE ?", str(other), f"%{place.parent.name}%")
+    for address in ("models:/fake/1", f"models:/{place.parent.name}"):
+        assert mlflow_loads(case, address) == other
+    for target in ("fake@champion", None):
+        assert_wrong(case.audit(target), "copy fake/1: ", "model.safetensors: sha256 is")
+
+
 def test_a_path_outside_that_looks_like_a_moved_workspace_is_what_is_hashed(
     case: Case, tmp_path: Path
 ) -> None:
