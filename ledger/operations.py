@@ -138,11 +138,23 @@ class CloseRun(Frozen):
     reason: str
 
 
-class Publish(Frozen):
+class AliasOperation(Frozen):
+    """An operation that moves an alias, or may move one."""
+
+    time: Milliseconds
+    after: Milliseconds | None = Field(None, exclude_if=is_unset)
+    """The order of an earlier movement of the alias that a clock made which was ahead of this one; None: there is none."""
+
+    @property
+    def order(self) -> int:
+        """Return the number by which movements of one alias are ordered; it is the time, unless a clock was wrong."""
+        return self.time if self.after is None else max(self.time, self.after + 1)
+
+
+class Publish(AliasOperation):
     """An artifact becomes a version of a registered model."""
 
     operation: Literal["publish"] = "publish"
-    time: Milliseconds
     stage: str
     artifact: Artifact
     folder: str
@@ -159,14 +171,13 @@ class RecordApproval(Frozen):
     approval: Approval
 
 
-class MoveAlias(Frozen):
+class MoveAlias(AliasOperation):
     """A person moves an alias to a version that was published before.
 
     Together with ``Publish`` these are all movements of aliases by Vantage: one without an operation was made by other means.
     """
 
     operation: Literal["move_alias"] = "move_alias"
-    time: Milliseconds
     stage: str
     """The stage of this run that made the version's artifact."""
     digest: Digest

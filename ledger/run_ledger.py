@@ -294,14 +294,15 @@ class Ledger:
         *,
         alias: str | None,
         by: str | None = None,
+        newest: int | None = None,
         timeout_seconds: float = 600.0,
     ) -> str | None:
         """Copy an artifact's files into MLflow as a version of a registered model, and wait for it.
 
         The same artifact never makes a second version. ``alias`` None moves no alias; ``by``: the login name of who
-        publishes after the run's end. MLflow's copy is read and
-        compared with the artifact's manifest, both after copying and if the version exists already. ``copy_status`` has
-        the result.
+        publishes after the run's end. ``newest``: the order of the alias's last movement so far, if one is known. MLflow's
+        copy is read and compared with the artifact's manifest, both after copying and if the version exists already.
+        ``copy_status`` has the result.
 
         Returns:
             The version; None if MLflow did not answer (it is published later from the outbox) or refused it.
@@ -316,7 +317,7 @@ class Ledger:
             )
         self._record(
             Publish(
-                time=self._clock.now(),
+                **self._time_after(newest),
                 stage=stage,
                 artifact=artifact,
                 folder=str(folder.absolute()),
@@ -352,11 +353,15 @@ class Ledger:
         by: str,
         login: str,
         reason: str,
+        newest: int | None,
     ) -> None:
-        """Record that a person moves an alias to a version that this run has published; see ``MoveAlias``."""
+        """Record that a person moves an alias to a version that this run has published; see ``MoveAlias``.
+
+        ``newest``: the order of the alias's last movement so far, if one is known.
+        """
         self._record(
             MoveAlias(
-                time=self._clock.now(),
+                **self._time_after(newest),
                 stage=stage,
                 digest=digest,
                 registered_model=registered_model,
@@ -368,6 +373,11 @@ class Ledger:
                 reason=reason,
             )
         )
+
+    def _time_after(self, newest: int | None) -> dict[str, int]:
+        """Return the time, and the order of an earlier movement that a clock made which was ahead."""
+        now = self._clock.now()
+        return {"time": now} if newest is None or newest < now else {"time": now, "after": newest}
 
     def why_not_moved(self, registered_model: str, alias: str) -> str | None:
         """Return why the last ``move_alias`` did not move it, once it was sent; None: it did."""

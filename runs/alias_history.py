@@ -14,8 +14,8 @@ _KINDS = ("publish", "move_alias")
 class Pointed:
     """An alias was moved to an artifact's version."""
 
-    time: int
-    """Milliseconds since 1970."""
+    order: int
+    """Number by which movements are ordered: milliseconds since 1970, unless a clock was wrong."""
     run_id: str
     """The run whose ledger contains the movement."""
     stage: str
@@ -30,7 +30,13 @@ def movements(workspace: Workspace, name: str, alias: str) -> list[Pointed]:
     for run_id in run_ids(workspace):
         for line in (workspace.records.read_outbox(run_id) or b"").splitlines():
             found += _movement(run_id, line, name, alias)
-    return sorted(found, key=lambda each: each.time)
+    return sorted(found, key=lambda each: each.order)
+
+
+def newest_order(workspace: Workspace, name: str, alias: str) -> int | None:
+    """Return the order of the alias's last recorded movement; None: there is none."""
+    history = movements(workspace, name, alias)
+    return history[-1].order if history else None
 
 
 def pointed_to(history: list[Pointed]) -> list[Pointed]:
@@ -47,6 +53,10 @@ def pointed_to(history: list[Pointed]) -> list[Pointed]:
 
 
 def _movement(run_id: str, line: bytes, name: str, alias: str) -> list[Pointed]:
+    if not any(
+        kind.encode() in line for kind in _KINDS
+    ):  # parsing every line would take seconds in a large workspace
+        return []
     try:
         value = operation_in(line)
         if (
@@ -60,8 +70,8 @@ def _movement(run_id: str, line: bytes, name: str, alias: str) -> list[Pointed]:
         return []
     match operation:
         case Publish():
-            return [Pointed(operation.time, run_id, operation.stage, operation.artifact.digest, False)]
+            return [Pointed(operation.order, run_id, operation.stage, operation.artifact.digest, False)]
         case MoveAlias():
-            return [Pointed(operation.time, run_id, operation.stage, operation.digest, True)]
+            return [Pointed(operation.order, run_id, operation.stage, operation.digest, True)]
         case _:
             return []

@@ -173,6 +173,7 @@ def roll_back(
             by=by or user(),
             login=user(),
             reason=reason,
+            newest=history[-1].order if history else None,
         )
         sent = ended.ledger.flush()
         if why := ended.ledger.why_not_moved(name, alias):

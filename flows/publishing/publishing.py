@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal, Protocol
 
 from vantage.ledger.run_ledger import Ledger
+from vantage.runs.alias_history import newest_order
 from vantage.runs.record import SUCCEEDED, PublishedCopy
 from vantage.runs.run import Run
 from vantage.runs.watching import Watcher
@@ -88,11 +89,12 @@ def publish(publication: Publication, given: Published, *, by: str | None = None
         given.watcher.say(f"  {publication.alias} stays where it is: {stays}", "yellow")
     _record_refusal(publication, given, refused)
     alias = None if stays else publication.alias
-    if not _register(publication, given, alias, by):
-        return "refused"
+    outcome = _register(publication, given, alias, by)
+    if outcome == "refused":
+        return outcome
     if question is not None:
         given.run.ask(question)
-    return "waiting_approval" if question else "alias_stays" if stays else "published"
+    return "waiting_approval" if question else "alias_stays" if stays else outcome
 
 
 def _record_refusal(publication: Publication, given: Published, refused: str | None) -> None:
@@ -147,20 +149,21 @@ def approval_of(publication: Publication, given: Published) -> Approval | None:
     return answer_to(question_about(publication, given), given.run.record.approvals)
 
 
-def _register(publication: Publication, given: Published, alias: str | None, by: str | None) -> bool:
-    """Register the version, move the alias, and print the result; returns whether MLflow received it, or will."""
+def _register(publication: Publication, given: Published, alias: str | None, by: str | None) -> Outcome:
+    """Register the version, move the alias, and print the result."""
     name = publication.registered_model
     artifact = given.artifacts[published_step(publication, given)]
     _tell_bill(publication.stage, given)
     with _held(artifact, given):
+        newest = None if alias is None else newest_order(given.run.workspace, name, alias)
         version = given.ledger.publish(
-            publication.stage, artifact, given.store.folder(artifact), name, alias=alias, by=by
+            publication.stage, artifact, given.store.folder(artifact), name, alias=alias, by=by, newest=newest
         )
     copy = given.ledger.copy_status(name, artifact)
     if copy.refused:
         given.run.update(unpublished={**given.run.record.unpublished, name: copy.refused})
         given.watcher.say(f"  {publication.stage} is not published as {name}: {copy.refused}", "red")
-        return False
+        return "refused"
     if copy.location:
         kept = PublishedCopy(location=copy.location, digest=artifact.digest, version=version)
         given.run.update(copies={**given.run.record.copies, name: kept})
@@ -173,7 +176,7 @@ def _register(publication: Publication, given: Published, alias: str | None, by:
         alias = None
     result = f"version {version}" if version else "MLflow does not answer; the next run sends it"
     given.watcher.say(f"  published {publication.stage} as {name}{f'@{alias}' if alias else ''}: {result}")
-    return True
+    return "alias_stays" if copy.alias_stays else "published"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from mlflow.entities.model_registry import RegisteredModel
@@ -11,6 +12,7 @@ from mlflow.tracking import MlflowClient
 from vantage.ledger.alias_moves import AliasMove
 from vantage.ledger.operations import MoveAlias
 from vantage.ledger.to_mlflow.model_description import PublishingError
+from vantage.schemas.records.milliseconds import LATEST
 
 TAG = "vantage.alias."
 """Prefix of the tag on a registered model that holds the newest movement of one alias, as JSON."""
@@ -21,7 +23,7 @@ class Movement(NamedTuple):
 
     version: str
     time: int
-    """Milliseconds since 1970."""
+    """Milliseconds since 1970; by it, movements are ordered."""
     run_id: str
     """The Vantage run whose ledger contains the movement."""
     by: str
@@ -42,7 +44,11 @@ def move_alias(client: MlflowClient, name: str, alias: str, movement: Movement, 
     known = _newest(model, alias)
     if known is not None and known.time > movement.time:
         who = known.by or f"run {known.run_id}"
-        return f"{who} moved it to version {known.version} after that"
+        when = datetime.fromtimestamp(known.time / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return (
+            f"{who} moved it to version {known.version} after that, at {when}; if that time is wrong, delete the tag {TAG}{alias} "
+            f"of the registered model {name} in MLflow, and publish again"
+        )
     if (present := str(model.aliases.get(alias, ""))) != movement.version:
         note(
             AliasMove(
@@ -77,7 +83,7 @@ def apply_movement(
         raise PublishingError(f"MLflow has no version {version} of {name} any longer") from None
     if found.tags.get("vantage.digest") != operation.digest:
         raise PublishingError(f"version {version} of {name} is not {operation.digest[:12]} any longer")
-    movement = Movement(version, operation.time, our_run_id, operation.by, operation.reason)
+    movement = Movement(version, operation.order, our_run_id, operation.by, operation.reason)
     return move_alias(client, name, operation.alias, movement, note)
 
 
@@ -87,4 +93,4 @@ def _newest(model: RegisteredModel, alias: str) -> Movement | None:
         known = None if text is None else Movement(**json.loads(text))
     except (ValueError, TypeError, RecursionError):  # somebody wrote the tag by hand
         return None
-    return known if known is not None and isinstance(known.time, int) else None
+    return known if known is not None and isinstance(known.time, int) and 0 <= known.time <= LATEST else None

@@ -89,7 +89,7 @@ def publish(
     _link_version(client, producer.model_id, name, version)
     stays = None
     if operation.alias is not None:
-        movement = Movement(str(version), operation.time, our_run_id, operation.by or "", "")
+        movement = Movement(str(version), operation.order, our_run_id, operation.by or "", "")
         stays = move_alias(client, name, operation.alias, movement, note_move)
     location = client.get_logged_model(model_id).artifact_location
     return Published(str(version), location, repaired, stays)

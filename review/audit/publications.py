@@ -1,6 +1,6 @@
 """Collect publications and movements of aliases, as the runs of the workspace recorded them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -10,9 +10,9 @@ from vantage.ledger.expected.changes import VersionChange, changes
 from vantage.ledger.operations import MoveAlias, Publish
 from vantage.ledger.replay import OutboxLine, Replay
 from vantage.review.audit.evidence import Evidence
-from vantage.review.audit.sent import is_taken
+from vantage.review.audit.sent import is_taken, order_checks
 from vantage.runs.record import REMOVED, RunRecord
-from vantage.runs.view import Missing
+from vantage.runs.view import Broken, Missing
 from vantage.schemas.recipe.recipe import Publication, ResolvedRecipe
 
 
@@ -59,6 +59,63 @@ def movements(evidence: Evidence, name: str, alias: str) -> list[Recorded]:
     return [each for each in _recorded(evidence, name) if each.operation.alias == alias]
 
 
+@dataclass(frozen=True)
+class Unsettled:
+    """A later movement of an alias that may have happened: MLflow may have been sent it, or its record is lost."""
+
+    digest: str | None
+    """Content digest of the artifact that the alias moved to; None: not known."""
+    why: str
+
+
+def unsettled(evidence: Evidence, name: str, alias: str) -> list[Unsettled]:
+    """Return what may have moved an alias after the last movement that MLflow must show, in all runs of the workspace.
+
+    Without this, an alias could be set back to an older version by damaging the records of the later run alone, which
+    the audit of the older version does not walk.
+    """
+    moves = movements(evidence, name, alias)
+    newest = moves[-1].operation.order if moves else None
+    return [
+        each for run_id in evidence.run_ids for each in _unsettled_by(evidence, run_id, name, alias, newest)
+    ]
+
+
+def _unsettled_by(
+    evidence: Evidence, run_id: str, name: str, alias: str, newest: int | None
+) -> Iterator[Unsettled]:
+    replay, record = evidence.replay(run_id), evidence.record(run_id)
+    copy = record.copies.get(name) if isinstance(record, RunRecord) else None
+    if not isinstance(replay, Replay):
+        if isinstance(record, RunRecord) and record.status == REMOVED:
+            return
+        if copy is not None or isinstance(replay, Broken):
+            yield Unsettled(
+                None,
+                f"the outbox of run {run_id} cannot be read ({replay}), so whether it moved it later is not known",
+            )
+        return
+    if wrong := [each.detail for each in order_checks(evidence, run_id, replay) if each.outcome == "wrong"]:
+        yield Unsettled(None, f"whether run {run_id} moved it later is not known: its outbox: {wrong[0]}")
+    published = False
+    for line in replay.lines:
+        operation = line.operation
+        if isinstance(operation, Publish | MoveAlias) and operation.registered_model == name:
+            published = published or isinstance(operation, Publish)
+            is_later = operation.alias == alias and (newest is None or operation.order > newest)
+            if is_later and not is_taken(evidence, run_id, replay, line):
+                digest = operation.digest if isinstance(operation, MoveAlias) else operation.artifact.digest
+                yield Unsettled(
+                    digest,
+                    f"run {run_id} recorded a later movement of it, to {digest[:12]}, and by the files beside its outbox MLflow "
+                    "was not sent it or refused it; the next run sends what waits",
+                )
+    if copy is not None and not published:
+        yield Unsettled(
+            None, f"run {run_id} published {copy.digest[:12]} as {name}, and its outbox says nothing of it"
+        )
+
+
 def _recorded(evidence: Evidence, name: str) -> list[Recorded]:
     return evidence.once(("recorded", name), lambda: _read_recorded(evidence, name))
 
@@ -75,7 +132,7 @@ def _read_recorded(evidence: Evidence, name: str) -> list[Recorded]:
                     facts = _facts(line)
                     has_tag = replay.is_chained or isinstance(operation, MoveAlias)
                     found.append(Recorded(run_id, operation, line.entry, _recipe(replay), facts, has_tag))
-    return sorted(found, key=lambda each: each.operation.time)
+    return sorted(found, key=lambda each: each.operation.order)
 
 
 def _facts(line: OutboxLine) -> Mapping[str, str] | None:
