@@ -90,7 +90,7 @@ async def pipeline(
     workspace: str = ".vantage",
     run_id: str | None = None,
     strict: bool = False,
-    seed: int | None = None,
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None,
     restarts: Annotated[int, Field(ge=0, le=MAX_RESTARTS)] = 0,
 ) -> State[None]:
     """Run all steps, side by side as far as the machine has resources, then publish.

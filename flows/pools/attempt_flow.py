@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from pydantic import Field, WithJsonSchema
 
 from vantage.attempts.launchers.local_process import warm_up
 from vantage.attempts.launchers.stage_process import explain
@@ -34,9 +35,13 @@ BEAT_SECONDS = 5.0
 LOG_BYTES = 2**20
 """Bytes of a log that is sent with every heartbeat; a log of twice as many is sent with every second one."""
 
+# A number beyond 64 bits in a form of Prefect breaks its pages for everyone.
+_Number = Annotated[int, Field(ge=0, le=1_000_000_000)]
+_Request = Annotated[str | dict[str, Any], WithJsonSchema({"type": "string"})]
+
 
 @flow(name="vantage-attempt", flow_run_name="{name}", persist_result=False)
-async def attempt(request: str | dict[str, Any], number: int, name: str) -> State[None]:
+async def attempt(request: _Request, number: _Number, name: str) -> State[None]:
     """Make one attempt at a stage of a run.
 
     Args:
