@@ -35,6 +35,7 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.storage.attempt_counter import increment_count, read_count
 from vantage.storage.digests import checked_digest
 from vantage.storage.durable_files import (
+    expected,
     free_path,
     locked,
     make_folder,
@@ -209,9 +210,14 @@ class Store:
 
         Raises:
             Locked: the timeout has passed.
+            FolderGone: inside the block, something would be made although the store was moved away or removed.
         """
         path = self._lock_path(stage_key, "lock")
-        with hold_lock(path, f"stage key {stage_key[:12]}", holder=holder, on_wait=on_wait, timeout=timeout):
+        what = f"stage key {stage_key[:12]}"
+        with (
+            hold_lock(path, what, holder=holder, on_wait=on_wait, timeout=timeout),
+            expected(self.root),  # which exists by now, with the lock's file
+        ):
             yield
 
     def holder_of(self, stage_key: str) -> str | None:

@@ -12,6 +12,7 @@ from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.stage import Resources, Stage, Training
 from vantage.schemas.recipe.stages_that_collect import RolloutCollection
 from vantage.schemas.records.job import StageJob, StageResult
+from vantage.storage.durable_files import make_folder
 from vantage.tasks.training import compile_outcome, preemption, progress
 from vantage.tasks.training.progress import Progress
 from vantage.tasks.training.scratch import PROGRESS
@@ -26,7 +27,7 @@ def run_stage(job: StageJob) -> StageResult:
 
     Modules are imported on demand, so that preparing data loads no tensor library and training no pandera.
     """
-    job.scratch.mkdir(parents=True, exist_ok=True)
+    make_folder(job.scratch)
     Progress(job.scratch / PROGRESS, total=0, phase="loading")
     log.info("%s (%s), attempt %d, seed %d", job.name, job.work.kind, job.attempt, job.seed)
     run = import_module(KINDS[job.work.kind].module).run

@@ -33,6 +33,7 @@ from vantage.attempts.launchers.safe_stream import SafeStream
 from vantage.schemas.records.attempt import Cause, Failure
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.safe_text import without_secrets
+from vantage.storage.durable_files import expected
 from vantage.storage.refs import DamagedObject
 from vantage.tasks.training import preemption
 from vantage.tasks.training.writer import writes_files
@@ -98,7 +99,8 @@ def main(
 def compute(job_file: Path, stage: str) -> None:
     """Run the stage in this process; the first of a stage's processes writes the result beside the job."""
     job = StageJob.model_validate_json(job_file.read_bytes())
-    result = import_function(stage)(job)
+    with expected(job.scratch):  # a workspace that is moved away meanwhile is not made again in its place
+        result = import_function(stage)(job)
     if not isinstance(result, StageResult):
         raise TypeError(f"{stage} returned {type(result).__name__}, not StageResult")
     if writes_files():

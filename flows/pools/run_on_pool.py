@@ -30,6 +30,7 @@ from vantage.flows.pools.job_variables import job_variables
 from vantage.flows.prefect_server.outages import Outage, Outages
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest, Failure
+from vantage.storage.durable_files import make_folder
 from vantage.storage.messages import Messages, logs_before, logs_with, messages_of, newest_number
 from vantage.storage.storage import Storage
 from vantage.tasks.training.scratch import REPORTS
@@ -352,7 +353,7 @@ class _Attempt:
     def _write_log(self, log: bytes) -> None:
         """Write the run's copy of the log, which also contains the logs of earlier attempts."""
         file = self._request.log
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         number = self._messages.number
         before = logs_before(file.read_bytes(), number) if file.exists() else b""
         file.write_bytes(logs_with(before, number, log))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vantage.ledger.journal import end_of_last_line
 from vantage.schemas.records.stored_answers import Asked, StoredAnswer, read_answer
-from vantage.storage.durable_files import sync_folder
+from vantage.storage.durable_files import make_folder, sync_folder
 from vantage.tasks.training.scratch import ANSWERS
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class AnswerFile:
 @cache
 def answer_file(scratch: Path) -> AnswerFile:
     """Return the answers of the stage that works in this folder; all of its terms share them."""
-    scratch.mkdir(parents=True, exist_ok=True)
+    make_folder(scratch)
     return AnswerFile(scratch / ANSWERS)
 
 

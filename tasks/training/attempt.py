@@ -22,6 +22,7 @@ from vantage.schemas.recipe.stage import Training
 from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.records.firings import EndedEarly, Watched
 from vantage.schemas.records.job import StageJob
+from vantage.storage.durable_files import make_folder
 from vantage.tasks.training import checkpoints, nonfinite, preemption, ranks
 from vantage.tasks.training.checkpoint_writing import CheckpointWriting
 from vantage.tasks.training.guarding import Asked, Guarding, ended_early
@@ -111,7 +112,7 @@ class Attempt(Generic[State]):
         self._every = getattr(job.work, "checkpoint_every", total)
         self._samples = isinstance(job.work, Rollouts)
         self._scratch, self._run_id = job.scratch, job.run_id
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        make_folder(self._scratch)
         self._journal = Journal(self._scratch / JOURNAL) if writes_files() else None
         self._restore(job.inputs.get(PREVIOUS_STATE))
         self._guarding = self._guarding_of(job)

@@ -39,7 +39,9 @@ def forget_databases() -> None:
     """Close every connection of MLflow's stores in this process; a later use opens another."""
     for part in ("tracking", "model_registry"):
         store = sys.modules.get(f"mlflow.store.{part}.sqlalchemy_store")
-        engines = {} if store is None else store.SqlAlchemyStore._engine_map
+        # A thread that still imports the module has opened nothing.
+        stores = getattr(store, "SqlAlchemyStore", None)
+        engines = {} if stores is None else stores._engine_map
         for engine in engines.values():
             engine.dispose()
         engines.clear()
@@ -53,5 +55,5 @@ def _forget_stores() -> None:
         ("_model_registry", "ModelRegistryStoreRegistry"),
     ):
         registry = sys.modules.get(f"mlflow.tracking.{part}.registry")
-        if registry is not None:
-            getattr(registry, name)._get_store_with_resolved_uri.cache_clear()
+        if (kept := getattr(registry, name, None)) is not None:
+            kept._get_store_with_resolved_uri.cache_clear()
