@@ -19,6 +19,8 @@ from vantage.schemas.conversations import Message
 
 SECONDS = 20.0
 """Time limit of all trials together; an honest template takes milliseconds."""
+_CPU_SECONDS = 2 * int(SECONDS)
+"""Seconds of a core after which the kernel ends the trial whose parent was killed meanwhile."""
 EXTRA_BYTES = 512 * 2**20
 """Memory that rendering may take in addition to what the process has already."""
 RENDERINGS = 12
@@ -93,7 +95,7 @@ def _answer(receive: Connection) -> str:
 
 
 def _render_all(tokenizer: PreTrainedTokenizerBase, send: Connection) -> None:
-    _limit_memory()
+    _limit_resources()
     try:
         for prompt in PROMPTS:
             for response in (None, "words", prompt):
@@ -128,8 +130,9 @@ def _try_conversation(
         return
 
 
-def _limit_memory() -> None:
+def _limit_resources() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + EXTRA_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))

@@ -297,16 +297,21 @@ def _in_folder(path: Path) -> NamedModel:
             f"{path} has no config.json that can be read; give a Hugging Face folder, or RUN/STAGE"
         )
     architectures = config.get("architectures") or [""]
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise RunError(
+            f"{path / 'config.json'}: architectures={str(architectures)[:100]} must be a list of names; give a Hugging Face folder, "
+            "or RUN/STAGE"
+        )
     kind: ArtifactKind = (
-        "reward_model" if str(architectures[0]).endswith("ForSequenceClassification") else "policy"
+        "reward_model" if architectures[0].endswith("ForSequenceClassification") else "policy"
     )
     exported = _json_in(path / PROVENANCE_FILE) or {}
     settings = _json_in(path / "generation_config.json") or {}
     temperature = settings.get("temperature") if settings.get("do_sample") else None
     plain = {
-        "max_response_tokens": settings.get("max_new_tokens") or _DEFAULT_TOKENS,
-        "temperature": temperature or 1.0,
-        "stop": [stop] if isinstance(stop := settings.get("stop_strings") or [], str) else stop,
+        "max_response_tokens": _or(settings.get("max_new_tokens"), _DEFAULT_TOKENS),
+        "temperature": _or(temperature, 1.0),
+        "stop": [stop] if isinstance(stop := _or(settings.get("stop_strings"), []), str) else stop,
     }
     try:
         generation = Generation.model_validate(exported.get("generation", plain))
@@ -320,9 +325,14 @@ def _in_folder(path: Path) -> NamedModel:
     return NamedModel(str(path), kind, path, generation, chat if isinstance(chat, bool) else None)
 
 
+def _or(value: Any, default: Any) -> Any:
+    """Return the value of a setting; the default where the file has none, or the 0 with which some switch it off."""
+    return default if value is None or (isinstance(value, int | float) and value == 0) else value
+
+
 def _json_in(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes()) if path.is_file() else None  # a pipe would never end
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

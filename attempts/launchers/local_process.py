@@ -347,14 +347,15 @@ def _failure(
             message="the stage was stopped before it could save; it goes on from its last checkpoint",
             remedy="run the same command again",
         )
-    if out_of_memory:
+    was_killed = status in (code_of_signal(signal.SIGKILL), FORKSERVER_LOST)
+    if out_of_memory and was_killed:  # else the kernel has killed another process of the group
         return Failure(
             exit_code=ExitCode.OUT_OF_MEMORY,
             cause="memory",
             message="the kernel killed the stage's process because memory ran out",
             remedy="lower the stage's microbatch_tokens, or run fewer stages side by side (resources.cpus)",
         )
-    if status == code_of_signal(signal.SIGKILL) or status == FORKSERVER_LOST:
+    if was_killed:
         return Failure(
             exit_code=ExitCode.RESUME,
             cause="killed",

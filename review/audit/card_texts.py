@@ -8,8 +8,9 @@ from itertools import zip_longest
 from vantage.ledger.model_card import CARD
 from vantage.schemas.records.audit import Outcome
 
-_LINK = re.compile(r"(?<!\\)\[((?:[^\[\]\\\n]|\\.)*)\]\([^)\s]*\)")
-"""A link in Markdown; an escaped bracket, such as that of an interval, begins none."""
+_LINK = re.compile(r"(?<!\\)\[((?:[^\[\]\\\n]|\\.)*)\]\([^)\s\[]*(?:\[[^)\s\[\]]*\][^)\s\[]*)?\)")
+"""A link in Markdown; an escaped bracket, such as that of an interval, begins none. Its target has at most one pair of brackets,
+as the address of a machine may have, so that a text of many brackets is read in linear time."""
 _STAMP = re.compile(r"Card (\d{1,9}) of Vantage (\S{1,80})\.")
 _SENTENCE = re.compile(r"(?<=[.;:])\s+")
 _CUT = "…"

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator, Mapping, Set
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vantage.ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, belongs_to_tokenizer
 from vantage.review.audit.evidence import Evidence
@@ -32,6 +32,7 @@ from vantage.storage.read_only import hash_listed, list_folder
 from vantage.storage.refs import Ref
 from vantage.storage.sealed_folders import MANIFEST
 
+_Value = TypeVar("_Value")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WRITTEN_ANEW = (
     "README.md",
@@ -102,9 +103,9 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
     try:
         provenance: dict[str, Any] = json.loads((path / PROVENANCE_FILE).read_bytes())
         files, digest, parents = (
-            dict(provenance["files"]),
+            _named(provenance["files"], str),
             str(provenance["digest"]),
-            dict(provenance["parents"]),
+            _named(provenance["parents"], dict),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(
@@ -126,6 +127,13 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
     checks += exported_signature_checks(path, provenance, digest)
     checks += _against_artifact(evidence, path, provenance, files, digest, parents)
     return f"exported folder {path}", [*checks, *_go_on(evidence, walk, digest)]
+
+
+def _named(value: object, kind: type[_Value]) -> dict[str, _Value]:
+    """Return an object of JSON whose values have one type. TypeError: it is something else."""
+    if not isinstance(value, dict) or not all(isinstance(each, kind) for each in value.values()):
+        raise TypeError(f"no object of {kind.__name__}")
+    return value
 
 
 def _go_on(evidence: Evidence, walk: Walk, digest: str) -> Iterator[Check]:

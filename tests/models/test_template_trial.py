@@ -108,3 +108,14 @@ def test_the_import_tries_it_unless_the_recipe_says_that_there_is_no_chat(
         with pytest.raises(BrokenTemplate, match="is not rendered within 0.5 seconds"):
             run(job(chat))
     run(job(False))
+
+
+def test_a_trial_whose_parent_was_killed_ends_by_itself(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends it, after so many seconds of a core."""
+    monkeypatch.setattr(template_trial, "_CPU_SECONDS", 1)
+    monkeypatch.setattr(template_trial, "SECONDS", 300.0)
+    tokenizer.chat_template = f"{MANY}{{% set x = 1 %}}{ENDS}"
+    with pytest.raises(BrokenTemplate, match="ends the process that renders it"):
+        try_chat_template(tokenizer)

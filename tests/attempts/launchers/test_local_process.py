@@ -312,6 +312,17 @@ class TestFailure:
         assert failed.value.failure.exit_code == ExitCode.INTERNAL
         assert "Fatal Python error: Aborted" in (tmp_path / "log.txt").read_text()
 
+    def test_of_a_process_that_crashed_while_the_kernel_killed_another_one_is_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The count is that of the group of the kernel, in which other stages are too."""
+        counts = iter([4, 5])
+        monkeypatch.setattr(launching, "oom_kills", lambda: next(counts))
+        with pytest.raises(StageFailed, match=r"ended with status 134") as failed:
+            run_fake(tmp_path, "crash")
+
+        assert failed.value.failure.exit_code == ExitCode.INTERNAL
+
     def test_of_a_process_killed_from_outside_may_be_retried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

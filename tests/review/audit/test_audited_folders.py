@@ -4,12 +4,17 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.review.audit.tampering import Case, edit_json, flip_bit, found, sealed_again, write
+from vantage.review.audit.evidence import Evidence
+from vantage.review.audit.folders import add_folder
+from vantage.review.audit.walk import Walk
+from vantage.runs.workspace import RunError
 from vantage.schemas.records.audit import AuditReport
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "weights.txt")
@@ -56,6 +61,36 @@ def test_an_exported_folder_is_compared_with_the_artifact(case: Case, exported: 
     assert "components/tokenizer/tokenizer.json: sha256 is" in said
     assert "components/tokenizer/code.py: is not in vantage.json" in said
     assert "MLmodel: flavors.python_function.loader_module is somebody.elses, must be" in said
+
+
+ODD = (
+    None,
+    0,
+    1.5,
+    True,
+    "",
+    "text",
+    [],
+    [[1, 2]],
+    [["a", "b"]],
+    {},
+    {"a": 1},
+    {"a": None},
+    {"a": ["b"]},
+    {"a": {"b": []}},
+)
+
+
+def test_odd_values_in_an_exported_list_end_in_checks_or_in_a_sentence(case: Case, exported: Path) -> None:
+    """Anybody may have written the list."""
+    told = json.loads((exported / "vantage.json").read_bytes())
+    with Evidence(case.workspace) as evidence:
+        for field in (*told, "signatures", "merged_into"):
+            for value in ODD:
+                write(exported / "vantage.json", json.dumps({**told, field: value}).encode())
+                with suppress(RunError):
+                    _, checks = add_folder(evidence, Walk(evidence), exported)
+                    assert checks
 
 
 def tell(**changes: Any) -> Callable[[Path], None]:

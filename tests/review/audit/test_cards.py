@@ -188,6 +188,8 @@ def test_a_cut_card_is_compared_as_far_as_it_goes() -> None:
 
 
 def test_links_may_lead_elsewhere() -> None:
+    for machine in ("http://127.0.0.1:5000/#/x", "http://[::1]:5000/#/x"):
+        assert card_texts.compare_cards(f"by [a]({machine})", "by a").outcome == "ok"
     one, other = "made by [a](#/x/1) and [b\\]](#/y)", "made by [a](#/z) and b\\]"
     assert card_texts.compare_cards(one, other).outcome == "ok"
     assert card_texts.compare_cards(one, other.replace("b", "c")).outcome != "ok"

@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from vantage.models.rendered_responses import _BEGIN_OF_THINKING
+from vantage.review.audit.card_texts import compare_cards
 from vantage.schemas.recipe.builtin_verifiers import ROW_OF
 from vantage.tasks.data.conversations import _NUMPY_LIST
 from vantage.tasks.rewards.builtin.code import _FENCE, program_in
@@ -57,6 +58,8 @@ CASES: dict[str, tuple[Callable[[str], object], str]] = {
     "marks before a preference": (judged(read_preference, "preferred"), "*" * LONG),
     "white space before a thought": (_BEGIN_OF_THINKING.search, " " * LONG + "x"),
     "lines before a thought": (_BEGIN_OF_THINKING.search, "\n\t" * LONG + "<"),
+    "links that never end": (lambda text: compare_cards(text, text), "[x](" * LONG),
+    "links to machines that never end": (lambda text: compare_cards(text, text), "[x](//[" * LONG),
     "lines after an object": (_NUMPY_LIST.search, "}" + "\n" * LONG),
 }
 
