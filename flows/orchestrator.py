@@ -36,6 +36,7 @@ from vantage.schemas.records.attempt import RUN_STAGE, AttemptOutcome, AttemptRe
 from vantage.schemas.safe_text import without_secrets
 from vantage.storage.durable_files import make_folder
 from vantage.storage.storage import Storage
+from vantage.storage.store import Store
 from vantage.tasks.training.progress import StageProgress, read_progress
 from vantage.tasks.training.scratch import PROGRESS
 
@@ -314,9 +315,12 @@ class Orchestrator:
             if self._is_last(step):
                 self.draw_report()
             pool, observer = self.steps[step].pool, self._recording.observer(request)
-            if pool is None:
-                for _ in range(2):
+            # A worker compares what it fetches from a bucket, and reads a folder where it is.
+            reads_folders = pool is None or isinstance(self.store, Store)
+            for _ in range(2):
+                if reads_folders:
                     self._mend_inputs(request)  # before anything parses them
+                if pool is None:
                     outcome = run_attempt(
                         request,
                         observer=observer,
@@ -324,10 +328,10 @@ class Orchestrator:
                         storage=self.store,
                         launcher=self._launcher,
                     )
-                    if not self._has_read_damage(request, outcome):
-                        break
-            else:
-                outcome = self._attempt_on_pool(request, pool, observer)
+                else:
+                    outcome = self._attempt_on_pool(request, pool, observer)
+                if not reads_folders or not self._has_read_damage(request, outcome):
+                    break
             if outcome.artifact is not None:
                 self.artifacts[step] = outcome.artifact
                 return self._recording.succeeded(request, outcome, outcome.artifact)

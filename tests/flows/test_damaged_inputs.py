@@ -9,12 +9,14 @@ import pytest
 from tests.support.orchestrated import InProcess, attempt_all, attempt_rest, orchestrated
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers.launcher import StageFailed
+from vantage.attempts.run_attempt import Observer, run_attempt
 from vantage.flows.orchestrator import Orchestrator
 from vantage.runs.record import StageRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
-from vantage.schemas.records.attempt import AttemptRequest, Failure
+from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest, Failure
 from vantage.schemas.records.job import StageJob, StageResult
+from vantage.storage.storage import Storage
 
 pytestmark = pytest.mark.usefixtures("unsent")
 
@@ -46,11 +48,20 @@ def hurt_before(
     monkeypatch.setattr(orchestrator, "attempt", watched)
 
 
+def here(request: AttemptRequest, *, storage: Storage, observer: Observer, **_: Any) -> AttemptOutcome:
+    """Stand in for a worker that reaches the workspace's folder: make the attempt as it does."""
+    return run_attempt(request, storage=storage, observer=observer, launcher=InProcess())
+
+
+@pytest.mark.parametrize("pool", [None, "gpu"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_it_is_set_aside_and_made_again_with_the_same_bits(
-    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, damage: str, pool: str | None
 ) -> None:
-    with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
+    monkeypatch.setattr("vantage.flows.pools.run_on_pool.run_on_pool", here)
+    on_pool = () if pool is None else (f"stages.reward.resources.pool={pool}",)
+    with orchestrated(workspace, recipe_file, *on_pool, in_process=True) as orchestrator:
+        assert orchestrator.steps["reward"].pool == pool
         hurt_before(
             orchestrator, "reward", lambda: DAMAGE[damage](first_file(orchestrator, "sft")), monkeypatch
         )
