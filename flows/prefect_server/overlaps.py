@@ -14,11 +14,12 @@ from prefect.client.schemas.objects import State, StateType
 
 CANCELS_EARLIER = "on-overlap:cancel"
 """Tag of a deployment whose new runs cancel earlier ones; its flow runs also have it."""
-_UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
+_WITHOUT_END = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
+"""States of runs that are under way, or that are late: a worker may begin them after a newer one, as after an outage."""
 
 
 async def cancel_earlier(flow_run_id: str) -> list[str]:
-    """Ask the earlier flow runs of this one's deployment to save and end; returns their names.
+    """Ask the earlier flow runs of this one's deployment to save and end, and cancel what is late; returns their names.
 
     Earlier is what was to begin before: of two that begin at the same moment, one is the earlier for both.
     """
@@ -29,7 +30,7 @@ async def cancel_earlier(flow_run_id: str) -> list[str]:
         others = await client.read_flow_runs(
             deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[this.deployment_id])),
             flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNDER_WAY))
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_WITHOUT_END))
             ),
         )
         earlier = [
@@ -39,7 +40,8 @@ async def cancel_earlier(flow_run_id: str) -> list[str]:
         ]
         for each in earlier:
             why = f"flow run {this.name} of the same deployment begins"
-            await client.set_flow_run_state(
-                each.id, State(type=StateType.CANCELLING, name="Cancelling", message=why)
-            )
+            has_begun = each.state_type != StateType.SCHEDULED
+            cancelled = State(type=StateType.CANCELLED, message=why)
+            asked = State(type=StateType.CANCELLING, name="Cancelling", message=why)
+            await client.set_flow_run_state(each.id, asked if has_begun else cancelled)
         return [each.name for each in earlier]

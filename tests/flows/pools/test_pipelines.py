@@ -225,7 +225,7 @@ def test_stages_on_an_unknown_pool_are_refused(client: "SyncPrefectClient", reci
 def test_a_new_run_has_the_earlier_ones_save_and_end(
     client: "SyncPrefectClient", recipe_file: Path, prefect_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a later one, nor one of another deployment, nor one that has ended."""
+    """Neither a later one, nor one of another deployment, nor one that has ended. What is late never begins."""
     from prefect.client.schemas.objects import State, StateType
 
     monkeypatch.setenv("PREFECT_API_URL", prefect_url)
@@ -237,20 +237,25 @@ def test_a_new_run_has_the_earlier_ones_save_and_end(
         ("ended", ours, 0),
         ("first", ours, 1),
         ("elsewhere", other, 1),
+        ("late", ours, 1),
         ("this", ours, 2),
+        ("to come", ours, 4),
         ("later", ours, 3),
     ]:
         scheduled = State(
             type=StateType.SCHEDULED, state_details={"scheduled_time": start + timedelta(hours=hour)}
         )
         runs[name] = client.create_flow_run_from_deployment(deployment, name=name, state=scheduled)
-        client.set_flow_run_state(runs[name].id, State(type=StateType.RUNNING), force=True)
+        if name not in ("late", "to come"):
+            client.set_flow_run_state(runs[name].id, State(type=StateType.RUNNING), force=True)
     client.set_flow_run_state(runs["ended"].id, State(type=StateType.COMPLETED), force=True)
-    assert asyncio.run(cancel_earlier(str(runs["this"].id))) == ["first"]
+    assert sorted(asyncio.run(cancel_earlier(str(runs["this"].id)))) == ["first", "late"]
     states = {name: client.read_flow_run(run.id).state_type for name, run in runs.items()}
     assert states == {
         "ended": StateType.COMPLETED,
         "first": StateType.CANCELLING,
+        "late": StateType.CANCELLED,
+        "to come": StateType.SCHEDULED,
         **dict.fromkeys(("elsewhere", "this", "later"), StateType.RUNNING),
     }
     for run in runs.values():
