@@ -193,6 +193,8 @@ def _hashed(
             return evidence.ask(ask)
         except UnboundedFiles as error:
             return _Place(Hashed((str(error),)), is_empty=False)
+        except PermissionError as error:
+            return Missing(f"{error.filename} must not be read by this user; audit as one who may")
 
     place = evidence.once(("served", location, digest, tuple(said.items())), read)
     if isinstance(place, Missing):
@@ -224,7 +226,10 @@ def _is_local(location: str) -> bool:
 
 def _is_there(location: str) -> bool:
     folder = local_folder(location)
-    return folder is not None and not _why_no_path(folder) and folder.is_dir()
+    try:
+        return folder is not None and not _why_no_path(folder) and folder.is_dir()
+    except PermissionError:
+        return True  # reading it is not checked then
 
 
 def _why_no_path(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """The audit hashes what MLflow loads: found as MLflow finds it, wherever that lies."""
 
+import errno
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -181,6 +182,23 @@ def test_a_remote_address_that_no_run_recorded_is_not_fetched(
 
 
 # A workspace that was moved
+
+
+def test_files_that_this_user_must_not_read_are_not_checked(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, is_dir = mlflow_loads(case, "models:/fake/1"), Path.is_dir
+
+    def refused(path: Path) -> bool:
+        """Answer as the kernel does where a folder above it is another user's."""
+        if path.is_relative_to(copy):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    report = case.audit("fake@champion")
+    assert report.exit_code == 2
+    assert any(f"{copy} must not be read by this user" in each for each in found(report, "unchecked"))
 
 
 def test_a_moved_workspace_is_reported_as_moved(case: Case) -> None:
