@@ -315,9 +315,11 @@ class Ledger:
                 f"publish: stage {stage!r} makes a {artifact.kind}; "
                 "only a policy or a reward model can be published"
             )
+        time, after = self._time_after(newest)
         self._record(
             Publish(
-                **self._time_after(newest),
+                time=time,
+                after=after,
                 stage=stage,
                 artifact=artifact,
                 folder=str(folder.absolute()),
@@ -353,15 +355,17 @@ class Ledger:
         by: str,
         login: str,
         reason: str,
-        newest: int | None,
+        newest: int | None = None,
     ) -> None:
         """Record that a person moves an alias to a version that this run has published; see ``MoveAlias``.
 
         ``newest``: the order of the alias's last movement so far, if one is known.
         """
+        time, after = self._time_after(newest)
         self._record(
             MoveAlias(
-                **self._time_after(newest),
+                time=time,
+                after=after,
                 stage=stage,
                 digest=digest,
                 registered_model=registered_model,
@@ -374,10 +378,10 @@ class Ledger:
             )
         )
 
-    def _time_after(self, newest: int | None) -> dict[str, int]:
-        """Return the time, and the order of an earlier movement that a clock made which was ahead."""
+    def _time_after(self, newest: int | None) -> tuple[int, int | None]:
+        """Return the time, and the order of the last movement if a clock made it that was ahead; else None."""
         now = self._clock.now()
-        return {"time": now} if newest is None or newest < now else {"time": now, "after": newest}
+        return now, newest if newest is not None and newest >= now else None
 
     def why_not_moved(self, registered_model: str, alias: str) -> str | None:
         """Return why the last ``move_alias`` did not move it, once it was sent; None: it did."""

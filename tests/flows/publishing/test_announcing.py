@@ -83,7 +83,10 @@ def test_mlflow_is_changed_after_the_movement_is_written_and_repeating_it_is_the
     assert move_alias(client, "noted", "champion", first, moves.note) is None, "sent again, it moves nothing"
     assert move_alias(client, "noted", "champion", Movement("2", 7, RUN, "ada", ""), moves.note) is None
     late = move_alias(client, "noted", "champion", Movement("1", 6, RUN, "", ""), moves.note)
-    assert late == "ada moved it to version 2 after that"
+    assert late == (
+        "ada moved it to version 2 after that, at 1970-01-01 00:00:00 UTC; if that time is wrong, delete the tag "
+        "vantage.alias.champion of the registered model noted in MLflow, and publish again"
+    )
     assert [(each.from_version, each.to_version, each.by) for each in moves.waiting()] == [
         ("", "1", ""),
         ("1", "2", "ada"),
