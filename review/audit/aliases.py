@@ -38,15 +38,12 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     tag = version.registered.get(f"{ALIAS}{alias}")
     if mover := mover_elsewhere(evidence, tag):
         return Check(subject=subject, outcome="unchecked", detail=_moved_elsewhere(evidence, mover))
-    later = unsettled(evidence, version.name, alias)
     if not moves or moves[-1].digest != digest:
-        if waiting := [each.why for each in later if each.digest == digest]:
-            return Check(subject=subject, outcome="unchecked", detail="; ".join(waiting))
         return _not_moved_here(evidence, version, alias, moves)
     last = moves[-1]
     why_not = list(_closed(evidence, last))
     missing = [each for each in why_not if isinstance(each, Missing)]
-    missing += [Missing(each.why) for each in later]
+    missing += [Missing(each) for each in unsettled(evidence, version.name, alias)]
     wrong = [each for each in why_not if not isinstance(each, Missing)]
     by = f"moved by {last.by}"
     if wrong:
@@ -114,11 +111,7 @@ def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
             yield Check(subject=subject, outcome="wrong", detail=said)
         elif mover := mover_elsewhere(evidence, present.registered.get(f"{ALIAS}{alias}")):
             yield Check(subject=subject, outcome="unchecked", detail=_moved_elsewhere(evidence, mover))
-        elif (there := present.tags.get("vantage.digest")) == digest:
-            continue
-        elif waiting := [each.why for each in unsettled(evidence, name, alias) if each.digest == there]:
-            yield Check(subject=subject, outcome="unchecked", detail="; ".join(waiting))
-        else:
+        elif present.tags.get("vantage.digest") != digest:
             said = f"this run was the last to move it, to {digest[:12]}, and it points to version {present.version}, by nobody's record"
             yield Check(subject=subject, outcome="wrong", detail=said)
 

@@ -59,16 +59,7 @@ def movements(evidence: Evidence, name: str, alias: str) -> list[Recorded]:
     return [each for each in _recorded(evidence, name) if each.operation.alias == alias]
 
 
-@dataclass(frozen=True)
-class Unsettled:
-    """A later movement of an alias that may have happened: MLflow may have been sent it, or its record is lost."""
-
-    digest: str | None
-    """Content digest of the artifact that the alias moved to; None: not known."""
-    why: str
-
-
-def unsettled(evidence: Evidence, name: str, alias: str) -> list[Unsettled]:
+def unsettled(evidence: Evidence, name: str, alias: str) -> list[str]:
     """Return what may have moved an alias after the last movement that MLflow must show, in all runs of the workspace.
 
     Without this, an alias could be set back to an older version by damaging the records of the later run alone, which
@@ -83,20 +74,19 @@ def unsettled(evidence: Evidence, name: str, alias: str) -> list[Unsettled]:
 
 def _unsettled_by(
     evidence: Evidence, run_id: str, name: str, alias: str, newest: int | None
-) -> Iterator[Unsettled]:
+) -> Iterator[str]:
     replay, record = evidence.replay(run_id), evidence.record(run_id)
     copy = record.copies.get(name) if isinstance(record, RunRecord) else None
+    if isinstance(record, RunRecord) and not _publishes(record, name):
+        return
     if not isinstance(replay, Replay):
-        if isinstance(record, RunRecord) and record.status == REMOVED:
-            return
-        if copy is not None or isinstance(replay, Broken):
-            yield Unsettled(
-                None,
-                f"the outbox of run {run_id} cannot be read ({replay}), so whether it moved it later is not known",
-            )
+        if not (isinstance(record, RunRecord) and record.status == REMOVED) and (
+            copy is not None or isinstance(replay, Broken)
+        ):
+            yield f"the outbox of run {run_id} cannot be read ({replay}), so whether it moved it later is not known"
         return
     if wrong := [each.detail for each in order_checks(evidence, run_id, replay) if each.outcome == "wrong"]:
-        yield Unsettled(None, f"whether run {run_id} moved it later is not known: its outbox: {wrong[0]}")
+        yield f"whether run {run_id} moved it later is not known: its outbox: {wrong[0]}"
     published = False
     for line in replay.lines:
         operation = line.operation
@@ -104,16 +94,16 @@ def _unsettled_by(
             published = published or isinstance(operation, Publish)
             is_later = operation.alias == alias and (newest is None or operation.order > newest)
             if is_later and not is_taken(evidence, run_id, replay, line):
-                digest = operation.digest if isinstance(operation, MoveAlias) else operation.artifact.digest
-                yield Unsettled(
-                    digest,
-                    f"run {run_id} recorded a later movement of it, to {digest[:12]}, and by the files beside its outbox MLflow "
-                    "was not sent it or refused it; the next run sends what waits",
+                yield (
+                    f"run {run_id} recorded a later movement of it, and by the files beside its outbox MLflow was not sent it or "
+                    "refused it; the next run sends what waits"
                 )
     if copy is not None and not published:
-        yield Unsettled(
-            None, f"run {run_id} published {copy.digest[:12]} as {name}, and its outbox says nothing of it"
-        )
+        yield f"run {run_id} published {copy.digest[:12]} as {name}, and its outbox says nothing of it"
+
+
+def _publishes(record: RunRecord, name: str) -> bool:
+    return name in record.copies or any(each.registered_model == name for each in record.recipe.publish)
 
 
 def _recorded(evidence: Evidence, name: str) -> list[Recorded]:
