@@ -208,6 +208,8 @@ class BuiltinRow:
     """Dotted name of its module, whose function ``load`` makes the verifier."""
     libraries: tuple[str, ...] = ()
     """The distributions that decide what is right. Their versions are in the verifier's key. Empty: our own code and Python's."""
+    revision: int = 1
+    """Raised whenever our own code comes to judge a response in another way; in the verifier's key from the second on."""
 
     @property
     def source(self) -> str:
@@ -218,18 +220,21 @@ class BuiltinRow:
 
 PYTHON = "python"
 """Stands for the interpreter among libraries; its version counts as 3.11, without the third number."""
+RULES = "rules of vantage"
+"""Stands for our own code among libraries; its version is the row's revision."""
 _JUDGES = "vantage.tasks.rewards.builtin."
 
 BUILTIN = (
-    BuiltinRow(verifier=NumberVerifier, module=f"{_JUDGES}number"),
+    BuiltinRow(verifier=NumberVerifier, module=f"{_JUDGES}number", revision=2),
     BuiltinRow(
         verifier=MathVerifier,
         module=f"{_JUDGES}mathematics",
         libraries=("math-verify", "latex2sympy2_extended", "sympy"),
+        revision=2,
     ),
     BuiltinRow(verifier=RegexVerifier, module=f"{_JUDGES}regex", libraries=("google-re2",)),
     BuiltinRow(verifier=JsonSchemaVerifier, module=f"{_JUDGES}json_document", libraries=("jsonschema",)),
-    BuiltinRow(verifier=CodeVerifier, module=f"{_JUDGES}code", libraries=(PYTHON,)),
+    BuiltinRow(verifier=CodeVerifier, module=f"{_JUDGES}code", libraries=(PYTHON,), revision=2),
     BuiltinRow(verifier=LanguageVerifier, module=f"{_JUDGES}language", libraries=("py3langid",)),
     BuiltinRow(verifier=LengthVerifier, module=f"{_JUDGES}measures"),
     BuiltinRow(verifier=RepetitionVerifier, module=f"{_JUDGES}measures"),

@@ -13,6 +13,8 @@ CONFIGURATION = "verifier.json"
 """The recipe's fields of one of its own verifiers, in the artifact; their ``source`` is a file beside it."""
 LIBRARIES = "libraries.json"
 """Versions of the libraries that decide for a built-in verifier, in the artifact; absent if none does."""
+_FIRST = "1"
+"""The revision of our own rules where none is recorded."""
 _VERIFIER: TypeAdapter[Verifier] = TypeAdapter(AnyVerifier)
 
 
@@ -38,12 +40,12 @@ def read_configuration(folder: Path) -> Verifier:
 def refuse_other_libraries(configuration: Verifier, folder: Path, *, name: str) -> None:
     """Raise LibrariesDiffer if this machine would judge by other libraries than those of the verifier's artifact."""
     path = folder / LIBRARIES
-    if not path.is_file():
-        return
-    recorded, here = json.loads(path.read_bytes()), versions_of(configuration, name=f"verifiers.{name}")
-    for library, version in recorded.items():
-        if here.get(library) != version:
+    recorded = json.loads(path.read_bytes()) if path.is_file() else {}
+    here = versions_of(configuration, name=f"verifiers.{name}")
+    for library in {**recorded, **here}:
+        version, own = (versions.get(library, _FIRST) for versions in (recorded, here))
+        if version != own:
             raise LibrariesDiffer(
-                f"verifiers.{name}: {library} is {here.get(library)} here, and the run's verifier was imported with {version}, "
+                f"verifiers.{name}: {library} is {own} here, and the run's verifier was imported with {version}, "
                 "which is in the keys of its stages; install that version, or run the recipe anew"
             )

@@ -3,7 +3,7 @@
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from vantage.schemas.recipe.builtin_verifiers import PYTHON, ROW_OF
+from vantage.schemas.recipe.builtin_verifiers import PYTHON, ROW_OF, RULES
 from vantage.schemas.recipe.verifiers import Verifier
 
 
@@ -16,7 +16,7 @@ class LibrariesDiffer(ValueError):
 
 
 def versions_of(verifier: Verifier, *, name: str) -> dict[str, str]:
-    """Return library → its version on this machine; empty for a verifier without one.
+    """Return library → its version on this machine, and the revision of our own rules where it is not the first; empty without both.
 
     Args:
         name: the verifier's step, ``verifiers.NAME``, for messages.
@@ -25,7 +25,10 @@ def versions_of(verifier: Verifier, *, name: str) -> dict[str, str]:
         LibraryMissing: one is not installed.
     """
     row = ROW_OF.get(verifier.source)
-    return {} if row is None else {library: _version(library, verifier, name) for library in row.libraries}
+    if row is None:
+        return {}
+    own = {RULES: str(row.revision)} if row.revision > 1 else {}
+    return {library: _version(library, verifier, name) for library in row.libraries} | own
 
 
 def _version(library: str, verifier: Verifier, name: str) -> str:

@@ -6,7 +6,8 @@ fence, the whole response; in one that was cut off in a block, all that follows 
 The answer is JSON in the form of APPS and TACO: ``{"inputs": […], "outputs": […]}``. Each input is a text for standard input, and its
 output the text that the program must print: compared line by line without white space at the ends of lines and of the text. With
 ``"fn_name": NAME``, each input is a list of arguments for that function (or that method of a class ``Solution``), and its output the
-value that it must return, as JSON: a tuple counts as a list, and 1 as 1.0.
+value that it must return, as JSON: a tuple counts as a list, and 1 as 1.0, but not as true. The datasets wrap many of these outputs
+in a list (``[4700]`` for 4700), and do not say where; as in the checker of APPS, the first item of an output that is a list is right too.
 
 Programs have the standard library alone. They know the inputs and never the outputs, which are compared outside of their process.
 """
@@ -16,6 +17,7 @@ import re
 from typing import Any
 
 from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier, CodeVerifier
+from vantage.tasks.rewards.builtin.json_values import comparable
 from vantage.tasks.rewards.builtin.judge import Judge, UnusableAnswer
 from vantage.tasks.rewards.sandbox import MAX_TESTS, run, why_not_isolated
 
@@ -98,7 +100,10 @@ def _same_lines(printed: str, expected: str) -> bool:
 
 
 def _same_value(printed: str, expected: Any) -> bool:
+    """Return whether a returned value is the expected one, or what the dataset has wrapped in a list."""
+    wrapped = expected[:1] if isinstance(expected, list) else []
     try:
-        return bool(json.loads(printed) == expected)
+        found = comparable(json.loads(printed))
+        return any(found == comparable(each) for each in (expected, *wrapped))
     except (ValueError, RecursionError):
         return False

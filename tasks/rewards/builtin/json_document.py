@@ -5,11 +5,12 @@ text after the end and a code fence around it are wrong. Formats (``format: date
 """
 
 import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier, JsonSchemaVerifier
 from vantage.schemas.strict_json import without_repeats
+from vantage.tasks.rewards.builtin.json_values import comparable
 from vantage.tasks.rewards.builtin.judge import Judge
 
 
@@ -48,18 +49,9 @@ def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> I
     from jsonschema import ValidationError
 
     if wanted and validator.is_type(instance, "array"):
-        forms = {_comparable(each) for each in instance}
+        forms = {comparable(each) for each in instance}
         if len(forms) < len(instance):
             yield ValidationError("two items are equal")
-
-
-def _comparable(value: Any) -> Hashable:
-    """Return a value that equals that of another document if JSON Schema counts the two as equal: 1 is 1.0 and is not true."""
-    if isinstance(value, dict):
-        return "object", frozenset((name, _comparable(each)) for name, each in value.items())
-    if isinstance(value, list):
-        return "array", tuple(map(_comparable, value))
-    return ("boolean", value) if isinstance(value, bool) else value
 
 
 def _references(schema: Any) -> list[str]:

@@ -2,19 +2,40 @@
 
 math-verify reads LaTeX between ``$``, in ``\\boxed{…}`` and the like, and plain numbers. Of several answers it takes boxed ones
 first, and then the last; boxes with little between them (``\\boxed{3} and \\boxed{4}``) are one set. An answer without delimiters
-(``x^2+1``) is read as LaTeX, and words in it as products of their letters. Full-width digits are read as those of ASCII. The library
-gives up on an expression after ``SECONDS``; the response is wrong then, as is one that it cannot read.
+(``x^2+1``) is read as LaTeX, and words in it as products of their letters. The library gives up on an expression after ``SECONDS``; the
+response is wrong then, as is one that it cannot read.
+
+Characters that mean more than their digits are written out before, since the library leaves them out, or reads nothing: ``10³`` is
+``10^(3)``, ``x₁`` is ``x_{1}``, ``½`` is ``(1/2)`` and the mixed number ``1½`` is ``(1+1/2)``. Full-width digits, those of other scripts,
+minus signs and mathematical letters (``𝑥``) are read as those of ASCII.
 """
 
+import re
 import unicodedata
 from functools import lru_cache
 from typing import Any
 
 from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier
+from vantage.tasks.rewards.builtin.characters import with_ascii_numbers
 from vantage.tasks.rewards.builtin.judge import Judge, UnusableAnswer
 
 SECONDS = 5
 """Most seconds for reading a text, and for the comparison."""
+
+_RAISED_DIGITS, _LOWERED_DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹", "₀₁₂₃₄₅₆₇₈₉"
+_RAISED = _RAISED_DIGITS + "⁺⁻⁼⁽⁾ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ"
+_LOWERED = _LOWERED_DIGITS + "₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ"
+_FRACTIONS = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞↉"
+_FULL_STOP = r"(?:\.(?=[\s$}\\]|$))?"
+"""The end of a sentence: before it, math-verify does not read a parenthesis."""
+_SUPERSCRIPT, _SUBSCRIPT = re.compile(f"([{_RAISED}]++){_FULL_STOP}"), re.compile(f"[{_LOWERED}]++")
+_FRACTION = re.compile(
+    rf"(?:(?<![0-9.,])([0-9]++(?:,[0-9]{{3}})*+) ?)?([{_FRACTIONS}]|(?<![{_RAISED}])[{_RAISED_DIGITS}]++[⁄/][{_LOWERED_DIGITS}]++){_FULL_STOP}"
+)
+"""The whole part of a mixed number, if there is one, and a fraction in one character or in small digits."""
+_SIGNED_DIGITS = re.compile("[+-]?[0-9]+")
+_SLASHES = {ord(slash): "/" for slash in "⁄∕"}
+"""The fraction slash U+2044 and the division slash U+2215."""
 
 
 def load(verifier: BuiltinVerifier) -> Judge:
@@ -42,5 +63,41 @@ def _expected(answer: str) -> tuple[Any, ...]:
 def _read(text: str) -> list[Any]:
     from math_verify import parse
 
-    found: list[Any] = parse(unicodedata.normalize("NFKC", text), parsing_timeout=SECONDS)
+    found: list[Any] = parse(written_out(text), parsing_timeout=SECONDS)
     return found
+
+
+def written_out(text: str) -> str:
+    """Return the text with superscripts, subscripts and fractions in characters of ASCII, as math-verify reads them.
+
+    Parentheses are read within LaTeX and outside of it, and braces within it alone. There an exponent may have parentheses of its own.
+    """
+    if text.isascii():
+        return text
+    text = "".join(map(_letter, with_ascii_numbers(text)))
+    text = _FRACTION.sub(_written_fraction, text)
+    text = _SUPERSCRIPT.sub(_written_exponent, text)
+    text = _SUBSCRIPT.sub(lambda match: "_{" + _full_size(match[0]) + "}", text)
+    return text.translate(_SLASHES)
+
+
+def _letter(character: str) -> str:
+    """Return a mathematical letter as one of ASCII or Greek, and a space of any width as that of ASCII."""
+    if "\U0001d400" <= character <= "\U0001d7ff":
+        return unicodedata.normalize("NFKC", character)
+    return " " if unicodedata.category(character) == "Zs" else character
+
+
+def _written_fraction(match: re.Match[str]) -> str:
+    fraction = _full_size(match[2]).translate(_SLASHES)
+    return f"({fraction})" if match[1] is None else f"({match[1].replace(',', '')}+{fraction})"
+
+
+def _written_exponent(match: re.Match[str]) -> str:
+    exponent = _full_size(match[1])
+    return f"^({exponent})" if _SIGNED_DIGITS.fullmatch(exponent) else "^{" + exponent + "}"
+
+
+def _full_size(small: str) -> str:
+    """Return the characters of a superscript, a subscript or a fraction in full size."""
+    return with_ascii_numbers(unicodedata.normalize("NFKC", small))

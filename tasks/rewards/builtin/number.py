@@ -3,15 +3,15 @@
 A number is a decimal (``-1,234.5``, ``.5``, ``1e-3``) or a ratio of two (``3/4``), without anything around it but white
 space. Thousands may be separated by commas. Full-width digits (１２), digits of other scripts (٣) and the minus sign − count as
 the digits and signs of ASCII. ``1,23``, ``nan``, ``1/0``, ``12 apples`` and two numbers are no number: such a response is
-wrong. Numbers of more than ``MAX_DIGITS`` characters or beyond 10^±``MAX_EXPONENT`` are no numbers either. The comparison is
+wrong. So are ``10³``, ``5₂``, ``①`` and ``½``. Numbers of more than ``MAX_DIGITS`` characters or beyond 10^±``MAX_EXPONENT`` are no numbers either. The comparison is
 exact: no binary fraction is involved.
 """
 
 import re
-import unicodedata
 from fractions import Fraction
 
 from vantage.schemas.recipe.builtin_verifiers import BuiltinVerifier, NumberVerifier
+from vantage.tasks.rewards.builtin.characters import with_ascii_numbers
 from vantage.tasks.rewards.builtin.judge import Judge, UnusableAnswer
 
 MAX_DIGITS = 1000
@@ -21,7 +21,8 @@ _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(
     rf"([+-]?(?:{_WHOLE}(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]{{1,5}})|\s*/\s*([0-9]+(?:\.[0-9]+)?))?"
 )
-_MINUS = str.maketrans("−–", "--")
+_EN_DASH = "–"
+"""Often written for a minus sign; a number alone has no range that it could mean."""
 
 
 def load(verifier: BuiltinVerifier) -> Judge:
@@ -46,16 +47,10 @@ def number_in(text: str) -> Fraction | None:
     text = text.strip()
     if len(text) > MAX_DIGITS:
         return None
-    match = _NUMBER.fullmatch(_with_ascii_digits(text))
+    match = _NUMBER.fullmatch(with_ascii_numbers(text).replace(_EN_DASH, "-"))
     if match is None:
         return None
     number, exponent, divisor = match[1].replace(",", ""), int(match[2] or 0), Fraction(match[3] or 1)
     if divisor == 0 or abs(exponent) > MAX_EXPONENT:
         return None
     return Fraction(number) * Fraction(10) ** exponent / divisor
-
-
-def _with_ascii_digits(text: str) -> str:
-    """Return the text with digits of all scripts, full-width signs and minus signs as those of ASCII."""
-    text = unicodedata.normalize("NFKC", text).translate(_MINUS)
-    return "".join(str(unicodedata.decimal(character, character)) for character in text)

@@ -11,6 +11,7 @@ from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.builtin_verifiers import (
     BUILTIN,
     COMPARING,
+    RULES,
     AnyVerifier,
     CodeVerifier,
     NumberVerifier,
@@ -20,6 +21,7 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.verifiers import EXACT_MATCH, Verifier
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.stage_key import differences, key_parts
+from vantage.tasks.rewards.libraries import versions_of
 
 READ: TypeAdapter[Verifier] = TypeAdapter(AnyVerifier)
 
@@ -132,3 +134,13 @@ def test_versions_of_libraries_are_in_the_key() -> None:
             "extra"
         ]
     )
+
+
+def test_the_revision_of_our_own_rules_is_in_the_key_from_the_second_on() -> None:
+    found = {
+        row.source: versions_of(row.verifier.model_construct(source=row.source), name="verifiers.mine")
+        for row in BUILTIN
+    }
+    revised = {"builtin:number": "2", "builtin:math_verify": "2", "builtin:code": "2"}
+    assert {source: versions[RULES] for source, versions in found.items() if RULES in versions} == revised
+    assert found["builtin:length"] == {}, "the keys of others stay as they were"

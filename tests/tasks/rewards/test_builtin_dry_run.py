@@ -43,9 +43,15 @@ def job_of(folder: Path, answers: list[str | None], **fields: Any) -> StageJob:
 
 
 def test_its_fields_and_versions_are_its_artifact(tmp_path: Path) -> None:
-    job = job_of(tmp_path, ["1"], source="builtin:number", relative=0.5)
+    job = job_of(tmp_path, [None], source="builtin:length", at_most=3)
     run(job)
     assert [path.name for path in job.output.iterdir()] == ["verifier.json"], "no library decides"
+
+
+def test_the_revision_of_its_rules_is_in_its_artifact(tmp_path: Path) -> None:
+    job = job_of(tmp_path, ["1"], source="builtin:number", relative=0.5)
+    run(job)
+    assert json.loads((job.output / LIBRARIES).read_text()) == {"rules of vantage": "2"}
     assert read_configuration(job.output) == job.work.verifier
     process = in_process(job.output, name="mine")
     assert process.verdicts([("p", "1.5", "1"), ("p", "1.6", "1"), ("p", "one", "1")]) == [True, False, False]
@@ -86,6 +92,18 @@ def test_a_machine_with_another_version_is_refused(tmp_path: Path) -> None:
     assert str(refused.value) == (
         f"verifiers.mine: google-re2 is {versions['google-re2']} here, and the run's verifier was imported with 0.1, which is in "
         "the keys of its stages; install that version, or run the recipe anew"
+    )
+
+
+def test_a_verifier_that_was_imported_under_former_rules_is_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path, ["1"], source="builtin:number")
+    run(job)
+    (job.output / LIBRARIES).unlink()  # as the first revision of the rules leaves it
+    with pytest.raises(LibrariesDiffer) as refused:
+        in_process(job.output, name="mine")
+    assert str(refused.value) == (
+        "verifiers.mine: rules of vantage is 2 here, and the run's verifier was imported with 1, which is in the keys of its "
+        "stages; install that version, or run the recipe anew"
     )
 
 

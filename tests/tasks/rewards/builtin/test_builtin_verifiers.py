@@ -75,7 +75,15 @@ NUMBERS: Cases = [
     ("1/0", "42", False),
     ("1e99999", "42", False),
     ("1e999999999999", "42", False),
-    ("²", "2", True),  # compatible with the digit
+    ("１，２３４．５", "1234.5", True),  # full-width signs
+    ("－3", "−3", True),
+    ("–3", "-3", True),
+    ("𝟒𝟐", "42", True),  # mathematical digits
+    ("²", "2", False),  # an exponent
+    ("10³", "103", False),
+    ("5₂", "52", False),
+    ("①", "1", False),
+    ("½", "1/2", False),
     ("9" * 1001, "42", False),
 ]
 MATHS: Cases = [
@@ -87,6 +95,42 @@ MATHS: Cases = [
     (r"\boxed{3} and \boxed{4}", "4", False),  # boxes side by side are a set
     (r"\boxed{3} and \boxed{4}", r"$\{3, 4\}$", True),
     ("１２", "12", True),
+    ("٤٢", "42", True),
+    ("−3", "-3", True),
+    ("𝑥² − ２", "x^2-2", False),  # no LaTeX: only numbers are read
+    ("$𝑥² − ２$", "x^2-2", True),
+    ("10³", "1000", True),
+    ("10³", "103", False),
+    ("10³", "10", False),
+    ("so 10³. Or not", "1000", True),
+    ("$10³$", "1000", True),
+    (r"\boxed{10³.}", "1000", True),
+    ("1000", "10³", True),
+    ("103", "10³", False),
+    ("$10⁻³$", "0.001", True),
+    ("$2³⁻¹$", "4", True),
+    ("$e^{2x}$", "$e²ˣ$", True),
+    ("$x^{n(n+1)}$", "$xⁿ⁽ⁿ⁺¹⁾$", True),
+    ("5₂", "52", False),
+    ("$x₁+x₂$", "$x_2+x_1$", True),
+    ("$x₁+x₂$", "$2x$", False),
+    ("①", "1", False),
+    ("½", "0.5", True),
+    ("½", "1", False),
+    ("It is ½.", "0.5", True),
+    ("0.5", "½", True),
+    ("$x^½$", r"$\sqrt{x}$", True),
+    ("$½x$", r"$\frac{x}{2}$", True),
+    ("1½", "1.5", True),
+    ("1½", "1", False),
+    ("1½", "0.5", False),
+    ("−1 ½.", "-1.5", True),
+    ("1,000½", "1000.5", True),
+    (r"\boxed{2¾}", r"$\frac{11}{4}$", True),
+    ("¹⁄₂", "0.5", True),
+    ("1⁄2", "0.5", True),
+    ("1⁄2", "1", False),
+    ("$ℝ$", r"$\mathbb{R}$", True),
     ("$x^2$", "x^2+1", False),
     ("", "12", False),
     ("no number", "12", False),
@@ -183,6 +227,34 @@ PROGRAMS: Cases = [
     ("def f(a): return a", json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [3]}), False),
     ("def g(a): return a", json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [2]}), False),
     ("def f(a): return object()", json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [2]}), False),
+    # APPS wraps outputs of functions in a list, and does not say which
+    (
+        "def f(a, b): return 4700",
+        json.dumps({"fn_name": "f", "inputs": [[5750, 0]], "outputs": [[4700]]}),
+        True,
+    ),
+    ("def f(a): return [4700]", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[4700]]}), True),
+    ("def f(a): return [1, 2]", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[[1, 2]]]}), True),
+    ("def f(a): return []", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[]]}), True),
+    ("def f(a): return None", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[]]}), False),
+    ("def f(a): return 2", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[1, 2]]}), False),
+    ("def f(a): return [[4700]]", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[4700]]}), False),
+    ("def f(a): return 4700", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[[4700]]]}), False),
+    ("def f(a): return 'a'", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": ["ab"]}), False),
+    # true is not 1
+    ("def f(a): return True", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [1]}), False),
+    ("def f(a): return 0", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [False]}), False),
+    (
+        "def f(a): return {'a': [True]}",
+        json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [{"a": [1]}]}),
+        False,
+    ),
+    ("def f(a): return True", json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[True]]}), True),
+    (
+        "def f(a): return {'a': [True]}",
+        json.dumps({"fn_name": "f", "inputs": [[0]], "outputs": [[{"a": [True]}]]}),
+        True,
+    ),
 ]
 
 ALL: list[tuple[str, dict[str, Any], Cases]] = [

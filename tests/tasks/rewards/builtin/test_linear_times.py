@@ -16,6 +16,7 @@ from vantage.schemas.recipe.builtin_verifiers import ROW_OF
 from vantage.tasks.data.conversations import _NUMPY_LIST
 from vantage.tasks.rewards.builtin.code import _FENCE, program_in
 from vantage.tasks.rewards.builtin.judge import load_builtin
+from vantage.tasks.rewards.builtin.mathematics import written_out
 from vantage.tasks.rewards.judge_questions import Unreadable, read_number, read_preference
 from vantage.tasks.rewards.verifier_file import VerifierFunction
 
@@ -54,6 +55,10 @@ CASES: dict[str, tuple[Callable[[str], object], str]] = {
     "apostrophes before a name": (NUMBER, "'" * LONG),
     "apostrophes before another name": (NUMBER, "`" * LONG + "scores"),
     "all that may precede a name": (NUMBER, "\"*'`" * LONG),
+    "digits before no fraction": (written_out, "1" * LONG + "é"),
+    "thousands before no fraction": (written_out, "1" + ",000" * LONG + "é"),
+    "small digits before no slash": (written_out, "¹" * LONG),
+    "small digits after a slash": (written_out, "¹⁄" * LONG),
     "underscores": (NUMBER, "_" * LONG),
     "marks before a preference": (judged(read_preference, "preferred"), "*" * LONG),
     "white space before a thought": (_BEGIN_OF_THINKING.search, " " * LONG + "x"),
