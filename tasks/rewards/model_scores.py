@@ -62,7 +62,7 @@ def load(term: ModelTerm, source: Source) -> ModelScores | StepScores:
         offload=is_offloaded(source.job, "reward"),
     )
     if term.step_ends is not None:
-        return StepScores(finder_of(term.step_ends, source), ask=None, model=model)
+        return StepScores(finder_of(term.step_ends, source), ask=None, model=model, path=source.path)
     if not others:
         return ModelScores(model)
     window = getattr(model.backbone.config.get_text_config(), "max_position_embeddings", None)

@@ -1,5 +1,6 @@
 """Process rewards: the scores of a response's beginnings, each at the token that ends a step."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,12 @@ from vantage.tasks.training.passes import passes_of
 
 Ask = Callable[[Sequence[str], Sequence[str], Sequence[str | None]], Tensor]
 """(prompts, beginnings of responses, answers) → scores (N,K), K of each beginning."""
+
+
+_UNDECODABLE = "\ufffd"
+"""Stands in a decoded text for bytes that are no whole character."""
+
+log = logging.getLogger(__name__)
 
 
 class UnknownMarker(ValueError):
@@ -53,8 +60,11 @@ class StepFinder:
         """Return whether a marker is complete with the token at this place."""
         if self.ends.text is None:
             return response[place] == self.marker_id
-        if self.ends.text[-1] not in self._text([response[place]]):
-            return False  # most tokens: no longer text need be decoded
+        # Most tokens need no longer text: with the token before it, this one has the white space that decoding strips from the start
+        # of a text. Where a character has several tokens, any part of it alone is undecodable, and could be the marker's.
+        near = self._text(response[max(place - 1, 0) : place + 1])
+        if self.ends.text[-1] not in near and _UNDECODABLE not in near:
+            return False
         before, after = self._text(response[:place]), self._text(response[: place + 1])
         return after.count(self.ends.text) > before.count(self.ends.text)
 
@@ -72,6 +82,8 @@ class StepScores:
     model: ScalarModel | None = None
     names: tuple[str, ...] = ()
     """The names of a verifier's scores; none: it has one."""
+    path: str = ""
+    """Path of the term in the recipe, for messages."""
 
     def __call__(self, given: Responses) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return scores (B,T) after each token for each name, unclipped and unweighted, and which tokens end a step (B,T)."""
@@ -80,6 +92,12 @@ class StepScores:
         is_end = torch.zeros(given.sequences.response_mask.shape, dtype=torch.bool, device=given.device)
         for row, places in enumerate(positions):
             is_end[row, places] = True
+        if all(len(places) == 1 for places in positions) and ranks.rank() == 0:
+            log.warning(
+                "%s.step_ends: none of %d responses has %r before its end, so each is one step; correct the marker if the policy "
+                "should write it by now",
+                *(self.path, len(rows), self.finder.ends.token or self.finder.ends.text),
+            )
         if self.model is not None:
             return (_by_model(self.model, given).to(given.device).masked_fill(~is_end, 0.0),), is_end
         assert self.ask is not None

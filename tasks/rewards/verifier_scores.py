@@ -33,7 +33,7 @@ def load(term: VerifierTerm, source: Source) -> TermScores | NamedScores | StepS
     if term.step_ends is not None:
         ask = partial(_scores_of_beginnings, verifier, term.wrong)
         names = form.names if form.kind == "named_scores" else ()
-        return StepScores(finder_of(term.step_ends, source), ask, names=names)
+        return StepScores(finder_of(term.step_ends, source), ask, names=names, path=source.path)
     if form.kind == "named_scores":
         return NamedScores(form.names, NamedVerifierScores(verifier, form.names))
     return scored_by(verifier, wrong=term.wrong)

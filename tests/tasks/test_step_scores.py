@@ -6,6 +6,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from tests.tasks.own_rewards import policy_job, rollouts_of, verifiers, with_reward
 from vantage.models.heads import load_scalar, scores
@@ -214,6 +218,70 @@ class Letterwise:
 )
 def test_where_steps_end(ends: dict[str, str], ids: list[int], expected: list[int]) -> None:
     assert StepFinder(Letterwise(), StepEnds(**ends)).positions(ids) == expected  # type: ignore[arg-type]
+
+
+def byte_tokenizer(decoder: Any, vocabulary: list[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of these tokens, which never merges any."""
+    inside = Tokenizer(BPE({token: number for number, token in enumerate(vocabulary)}, [], unk_token=None))
+    inside.pre_tokenizer, inside.decoder = ByteLevel(add_prefix_space=False), decoder
+    return PreTrainedTokenizerFast(tokenizer_object=inside)
+
+
+class Decoded:
+    """A codec around a real tokenizer; no token ends a response."""
+
+    stop_token_ids = ()
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+
+
+@pytest.mark.parametrize("marker", ["。", "d。", "é", "\n", "🙂", ". "])
+def test_a_marker_of_many_bytes_ends_a_step_where_its_last_byte_is(marker: str) -> None:
+    """Each byte is a token of its own, so a text ends after as many tokens as it has bytes."""
+    tokenizer = byte_tokenizer(decoders.ByteLevel(), sorted(ByteLevel.alphabet()))
+    pieces = ["ab" + marker, "cd" + marker, marker, "ef。é\n🙂" + marker, "gh"]
+    text = "".join(pieces)
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text.encode())
+    begins = [start for start in range(len(text)) if text.startswith(marker, start)]
+    expected = {len(text[: start + len(marker)].encode()) - 1 for start in begins} | {len(ids) - 1}
+    finder = StepFinder(Decoded(tokenizer), StepEnds(text=marker))  # type: ignore[arg-type]
+    assert finder.positions(ids) == sorted(expected) and len(expected) > 1
+
+
+def test_white_space_at_the_start_of_a_token_ends_a_step() -> None:
+    """A decoder for words drops it from the first token of a text."""
+    tokenizer = byte_tokenizer(decoders.Metaspace(), ["▁a", "b", ".", "▁c"])
+    assert tokenizer.decode([3]) == "c" and tokenizer.decode([0, 1, 2, 3]) == "ab. c"
+    finder = StepFinder(Decoded(tokenizer), StepEnds(text=". "))  # type: ignore[arg-type]
+    assert finder.positions([0, 1, 2, 3, 1, 2, 0, 1]) == [3, 6, 7]
+
+
+@pytest.mark.parametrize(("marker", "is_silent"), [("\n", True), ("\n\n", False)])
+def test_a_marker_that_no_response_of_a_rollout_has_is_warned_of(
+    marker: str, is_silent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Joined(Letterwise):
+        def response_texts(self, rows: list[list[int]]) -> list[str]:
+            return [self.tokenizer.decode(row) for row in rows]
+
+    rows = [[0, 0], [1, 0], [0]]  # "aa", "b\na" and "a"
+    given = Responses(
+        collate([[1]] * 3, rows, pad_token_id=9),
+        ["p"] * 3,
+        ["aa", "b\na", "a"],
+        [None] * 3,
+        torch.device("cpu"),
+        PassLimits(2),
+    )
+    finder = StepFinder(Joined(), StepEnds(text=marker))  # type: ignore[arg-type]
+    StepScores(finder, lambda *_: torch.zeros(4 if is_silent else 3, 1), path="rewards.main.terms.0")(given)
+    told = (
+        f"rewards.main.terms.0.step_ends: none of 3 responses has {marker!r} before its end, so each is one step; correct the "
+        "marker if the policy should write it by now"
+    )
+    assert caplog.messages == ([] if is_silent else [told])
 
 
 def test_each_beginning_is_asked_about_with_its_own_prompt_and_answer() -> None:
