@@ -15,6 +15,14 @@ def quantiles(scores: Tensor, shares: Sequence[float]) -> list[float]:
     return torch.quantile(_sorted(scores, "scores"), wanted).tolist()
 
 
+def are_above(scores: Tensor, bound: float) -> Tensor:
+    """Return which scores (N,) are above a bound, which is rounded to the type of the scores.
+
+    A score that was written as the bound is (0.1) would else be above it, since its rounding is.
+    """
+    return scores > torch.tensor(bound, dtype=scores.dtype, device=scores.device)
+
+
 def drift(scores: Tensor, before: Tensor) -> float:
     """Return the Wasserstein-1 distance of two sets of scores (N,), in standard deviations of the earlier one.
 

@@ -13,13 +13,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
+from vantage.algorithms.score_distribution import are_above
 from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.records.rollouts import HEADER, RolloutsHeader
 from vantage.tasks.data.examples import PASS_RATE
 from vantage.tasks.data.rows import ROW_GROUP, num_rows, open_parquet
 from vantage.tasks.data.splits import SPLITS, TRAIN, TooFewRows
+from vantage.tasks.rewards.term_scores import refuse_unknown_score
 from vantage.tasks.rollout.collected import split_file
 from vantage.tasks.training.progress import Progress
 from vantage.tasks.training.scratch import PROGRESS
@@ -73,7 +76,7 @@ def run(job: StageJob[PromptSelection]) -> StageResult:
     """
     work = job.work
     progress = Progress(job.scratch / PROGRESS, total=len(SPLITS), phase="selecting")
-    counted = count_passes(job.inputs["rollouts"], work)
+    counted = count_passes(job.inputs["rollouts"], work, path=f"stages.{job.name}")
     rows: dict[str, int] = {}
     for done, split in enumerate(SPLITS, start=1):
         source, target = (folder / f"{split}.parquet" for folder in (job.inputs["prompts"], job.output))
@@ -104,23 +107,30 @@ def run(job: StageJob[PromptSelection]) -> StageResult:
     return StageResult(metrics={**found, **counted_rows, "mean_pass_rate": counts.mean})
 
 
-def count_passes(folder: Path, work: PromptSelection) -> dict[Case, Passes]:
-    """Return prompt → its training responses and how many of them passed; memory holds one batch of responses at a time."""
+def count_passes(folder: Path, work: PromptSelection, *, path: str) -> dict[Case, Passes]:
+    """Return prompt → its training responses and how many of them passed; memory holds one batch of responses at a time.
+
+    Args:
+        path: of the stage in the recipe, for messages.
+
+    Raises:
+        UnknownScore: the score that decides what passes is none of the collected ones.
+    """
     header = RolloutsHeader.model_validate_json((folder / HEADER).read_bytes())
-    if work.term is not None and work.term not in header.terms:
-        raise ValueError(
-            f"term={work.term} is no term of the collected responses ({', '.join(header.terms)}); use one of them"
-        )
+    if work.term is not None:
+        refuse_unknown_score(work.term, header.terms, path=f"{path}.term", of="the collected responses")
     column = "weighted_sum" if work.term is None else f"score.{work.term}"
     counted: dict[Case, Passes] = {}
     reader = pa.ipc.open_file(pa.memory_map(str(split_file(folder, TRAIN))))
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
         columns = (batch.column(name).to_pylist() for name in ("prompt", "answer", column))
-        for prompt, answer, score in zip(*columns, strict=True):
+        prompts, answers, scores = columns
+        passes = are_above(torch.tensor(scores, dtype=torch.float32), work.passes_above).tolist()
+        for prompt, answer, has_passed in zip(prompts, answers, passes, strict=True):
             of_prompt = counted.setdefault((prompt, answer), Passes())
             of_prompt.responses += 1
-            of_prompt.passed += score > work.passes_above
+            of_prompt.passed += has_passed
     return counted
 
 

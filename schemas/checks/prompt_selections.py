@@ -58,8 +58,9 @@ def _difficulty_problems(
 def _term_problems(
     rewards: Mapping[str, Reward], path: Path, term: str | None, reward_name: str
 ) -> Iterator[Problem]:
+    """Yield a problem if no score of the reward can have the name that decides what passes."""
     reward = rewards.get(reward_name)
-    terms = [] if reward is None else [each.name for each in reward.terms]
-    if term is not None and terms and term not in terms:
-        message = f"{quote(term)} is no term of '{reward_name}'"
-        yield Problem(path, message, f"use one of: {', '.join(terms)}")
+    if term is None or reward is None or any(each.may_have_score(term) for each in reward.terms):
+        return
+    names = [name for each in reward.terms for name in each.score_names]
+    yield Problem(path, f"{quote(term)} is no score of '{reward_name}'", f"use one of: {', '.join(names)}")

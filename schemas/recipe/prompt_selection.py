@@ -9,7 +9,7 @@ from vantage.schemas.recipe.fields import Count, Name, Number, Probability, is_d
 from vantage.schemas.recipe.stage import Stage
 
 TermName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-"""The name of a reward's term, as its curve ``score_mean_TERM`` has it."""
+"""The name of a reward's term, or ``TERM.NAME`` for one of its named scores: as the curve ``score_mean_TERM`` has it."""
 
 
 class PromptSelection(Stage):
@@ -29,7 +29,7 @@ class PromptSelection(Stage):
     passes_above: Number = Field(0.0, exclude_if=is_default(0.0))
     """A response passes if its score is above this."""
     term: TermName | None = Field(None, exclude_if=is_unset)
-    """The term of the reward whose score decides. None: the weighted sum of all terms, without the rule for a missing EOS."""
+    """The term of the reward, or its named score (``TERM.NAME``), that decides. None: the weighted sum of all terms, without the rule for a missing EOS."""
 
     @rule
     def _the_range_is_not_empty(self) -> None:
@@ -47,4 +47,4 @@ class DifficultyReport(Frozen):
     passes_above: Number = 0.0
     """A response passes if its score is above this."""
     term: TermName | None = Field(None, exclude_if=is_unset)
-    """The term of the reward whose score decides. None: the weighted sum of all terms, without the rule for a missing EOS."""
+    """The term of the reward, or its named score (``TERM.NAME``), that decides. None: the weighted sum of all terms, without the rule for a missing EOS."""

@@ -4,7 +4,7 @@ A new kind is its class here, its row, and a module in ``vantage.tasks.rewards``
 decides its kind: ``{model: reward}``, ``{verifier: arithmetic}``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -38,6 +38,15 @@ class RewardTerm(ScoreRule):
     def name(self) -> str:
         """Name of the term in metrics: the value of its kind's field."""
         return str(getattr(self, row_of(self).field))
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Names of its scores in curves, as far as the recipe gives them: the term's, or ``TERM.NAME`` for each named one."""
+        return (self.name,)
+
+    def may_have_score(self, name: str) -> bool:
+        """Return whether a score may have this name in curves. What a verifier returns is known after its dry run."""
+        return name in self.score_names
 
     @property
     def is_shaped(self) -> bool:
@@ -125,6 +134,16 @@ class NamedScoresTerm(RewardTerm):
                 "clip, offset and whiten are of one score, and this term has several; give them to a name under scores"
             )
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names of its scores, as far as the recipe gives them; empty: it has one score, or the recipe does not say."""
+        return tuple(self.scores)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Names of its scores in curves, as far as the recipe gives them: the term's, or ``TERM.NAME`` for each named one."""
+        return names_in_curves(self.name, self.named)
+
     def rule_of(self, name: str) -> ScoreRule:
         """Return the rule by which a named score counts in the whole sum."""
         own = self.scores.get(name, ScoreRule())
@@ -155,6 +174,10 @@ class VerifierTerm(NamedScoresTerm, SteppedTerm):
         """The verifier."""
         return self.verifier
 
+    def may_have_score(self, name: str) -> bool:
+        """Return whether a score may have this name in curves. What a verifier returns is known after its dry run."""
+        return super().may_have_score(name) or (not self.scores and name.startswith(f"{self.name}."))
+
 
 class AnsweredTerm(NamedScoresTerm):
     """A term whose scores are read from stored answers."""
@@ -168,6 +191,11 @@ class AnsweredTerm(NamedScoresTerm):
     def name(self) -> str:
         """Its name in the recipe."""
         return self.answering.name
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names of its scores; empty: it has one score."""
+        return self.answering.score_names
 
     @rule
     def _rules_are_of_the_servers_scores(self) -> None:
@@ -328,6 +356,11 @@ TERMS = (
     ),
 )
 """Every kind of reward term."""
+
+
+def names_in_curves(term: str, named: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of a term's scores in curves: ``TERM.NAME`` for each named one, or the term's if it has a single score."""
+    return tuple(f"{term}.{name}" for name in named) or (term,)
 
 
 def row_of(term: RewardTerm) -> TermKind:

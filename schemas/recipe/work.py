@@ -96,7 +96,9 @@ class VerifierUse(Frozen):
     path: str
     """Path in the recipe, for messages: ``rewards.main.terms.0``."""
     term: VerifierTerm | None = None
-    """The term that its verdicts score; None: it is asked for right or wrong."""
+    """The term that its verdicts score; None: it is asked for right or wrong, or for ``score``."""
+    score: str | None = None
+    """The name in curves of the one of its scores that decides which responses pass; None: none does."""
 
 
 class ImportVerifier(Work):

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vantage.schemas.recipe.builtin_verifiers import COMPARING, ROW_OF
+from vantage.schemas.recipe.terms import names_in_curves
 from vantage.schemas.recipe.work import ImportVerifier
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.verdict_form import RIGHT_OR_WRONG, VerdictForm
 from vantage.tasks.data.rows import Row, read_rows
 from vantage.tasks.data.splits import SPLITS
+from vantage.tasks.rewards.term_scores import refuse_unknown_score
 from vantage.tasks.rewards.verdicts import Verdict, common_form, is_close
 from vantage.tasks.rewards.verifier_calls import Case
 from vantage.tasks.rewards.verifier_file import BrokenVerifier, shown_case
@@ -49,6 +51,7 @@ def try_verifier(job: StageJob[ImportVerifier]) -> None:
         ForeignPrompts: a built-in verifier cannot judge some prompt.
         UndecidedVerifier: what the recipe defines as right is missing, or does not fit the verdicts.
         UnfitScores: a term of the recipe does not fit the verdicts.
+        UnknownScore: the recipe counts the passes of a score that the verifier does not return.
     """
     verifier = job.work.verifier
     name = job.name.partition(".")[2]
@@ -104,7 +107,12 @@ def _refuse_dependence(process: VerifierProcess, verdicts: Mapping[Case, Verdict
 
 def _refuse_unfit_uses(job: StageJob[ImportVerifier], name: str, form: VerdictForm) -> None:
     for use in job.work.uses:
-        if use.term is None:
+        if use.score is not None:
+            names = names_in_curves(name, form.names)
+            refuse_unknown_score(
+                use.score, names, path=use.path, of=f"verifiers.{name}, which returns {form}"
+            )
+        elif use.term is None:
             refuse_undecided(name, form, job.work.verifier.right, reader=use.path)
         else:
             refuse_unfit(use.term, form, path=use.path)

@@ -16,7 +16,7 @@ from vantage.schemas.metric_names import TERM_PERCENTILES
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Ensemble, MissingEos
 from vantage.schemas.recipe.score_rules import ScoreRule
-from vantage.schemas.recipe.terms import NamedScoresTerm, RewardTerm, row_of
+from vantage.schemas.recipe.terms import NamedScoresTerm, RewardTerm, names_in_curves, row_of
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.rewards.step_scores import StepRewards, StepScores, step_rewards
 from vantage.tasks.rewards.term_scores import NamedScores, Responses, Source, TermScores, counted_scores
@@ -44,8 +44,7 @@ class Term:
     @property
     def score_names(self) -> tuple[str, ...]:
         """The names of its scores in curves: the term's, or ``TERM.NAME`` for each named score."""
-        names = names_of(self.scores)
-        return tuple(f"{self.name}.{name}" for name in names) if names else (self.name,)
+        return names_in_curves(self.name, names_of(self.scores))
 
     def score(self, given: Responses) -> dict[str, Tensor]:
         """Return each score's name in curves → scores (B,), unclipped and unweighted."""

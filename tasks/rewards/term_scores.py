@@ -70,6 +70,20 @@ class Responses:
         return torch.tensor(found, device=self.device)
 
 
+class UnknownScore(ValueError):
+    """A recipe names a score that its reward does not have."""
+
+
+def refuse_unknown_score(name: str, names: Sequence[str], *, path: str, of: str) -> None:
+    """Raise UnknownScore unless ``name``, which stands at ``path`` of the recipe, is one of the names of scores in curves.
+
+    Args:
+        of: what has these scores, for the message.
+    """
+    if name not in names:
+        raise UnknownScore(f"{path}={name!r} is no score of {of}; use one of: {', '.join(names)}")
+
+
 def counted_scores(scores: Tensor, rule: ScoreRule) -> Tensor:
     """Return scores of any shape clipped and moved by their rule."""
     if rule.clip is not None:

@@ -64,13 +64,15 @@ class Source:
 
 def load_source(job: StageJob[ResolvedPolicyOptimization], networks: ActorCritic, prompts: Prompts) -> Source:
     """Load what the recipe names beside the networks."""
+    scorer = networks.models.scorer
+    assert scorer is not None  # of responses that this stage samples
     return Source(
         job,
         networks,
         prompts,
         positive_verifier=load_positive_verifier(job, job.work.algorithm),
         baselines=load_baselines(job, networks.models),
-        difficulty=load_difficulty(job, prompts),
+        difficulty=load_difficulty(job, prompts, score_names=scorer.score_names),
     )
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vantage.algorithms.score_distribution import are_above
 from vantage.schemas.recipe.prompt_selection import DifficultyReport
 from vantage.schemas.recipe.resolved import ResolvedPolicyOptimization
 from vantage.schemas.records.job import StageJob
 from vantage.storage.durable_files import write_file
 from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rewards.term_scores import refuse_unknown_score
 from vantage.tasks.rollout.rollouts import Scored
 
 REPORT = "prompt_difficulty.json"
@@ -39,7 +41,7 @@ class Seen:
 def seen_groups(scored: Scored, rule: DifficultyReport, *, samples_per_prompt: int) -> Seen:
     """Return what a batch of responses shows; those to one prompt are adjacent."""
     scores = scored.scores.weighted_sum if rule.term is None else scored.scores.by_term[rule.term]
-    passes = (scores > rule.passes_above).view(-1, samples_per_prompt).sum(dim=1).cpu()
+    passes = are_above(scores, rule.passes_above).view(-1, samples_per_prompt).sum(dim=1).cpu()
     sampled = scored.sampled
     cases = list(zip(sampled.prompts, sampled.answers, strict=True))[::samples_per_prompt]
     return Seen(cases, passes, samples_per_prompt)
@@ -122,7 +124,21 @@ class PromptDifficulty(nn.Module):
         }
 
 
-def load_difficulty(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts) -> PromptDifficulty | None:
-    """Return the counts that the recipe asks for; None: it asks for none."""
+def load_difficulty(
+    job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, *, score_names: Sequence[str]
+) -> PromptDifficulty | None:
+    """Return the counts that the recipe asks for; None: it asks for none.
+
+    Args:
+        score_names: names of the reward's scores.
+
+    Raises:
+        UnknownScore: the score that decides what passes is none of them.
+    """
     rule = job.work.difficulty
-    return None if rule is None else PromptDifficulty(prompts, rule)
+    if rule is None:
+        return None
+    if rule.term is not None:
+        path = f"stages.{job.name}.difficulty.term"
+        refuse_unknown_score(rule.term, score_names, path=path, of=f"rewards.{job.work.reward}")
+    return PromptDifficulty(prompts, rule)

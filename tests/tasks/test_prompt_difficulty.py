@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.prompt_selection import DifficultyReport
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rewards.scoring import Scores
+from vantage.tasks.rewards.term_scores import UnknownScore
+from vantage.tasks.rollout import engine
 from vantage.tasks.rollout.rollouts import Scored
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.updates import gathering
-from vantage.tasks.updates.prompt_difficulty import PromptDifficulty, Seen
+from vantage.tasks.updates.prompt_difficulty import PromptDifficulty, Seen, seen_groups
 
 REPORT = "prompt_difficulty.json"
 
@@ -60,6 +64,31 @@ def test_an_easy_prompt_that_fails_again_is_no_longer_too_easy_and_the_most_visi
     assert [each["prompt"] for each in json.loads((tmp_path / REPORT).read_text())["too_easy"]] == ["b", "a"]
     visit(counts, a=3)
     assert counts.metrics()["prompts_too_easy"] == 1
+
+
+def test_a_named_score_passes_above_the_bound_and_not_at_it() -> None:
+    """0.1 as float32 is a little more than 0.1."""
+    scores = Scores(
+        total=torch.zeros(6),
+        weighted_sum=torch.tensor([9.0] * 6),
+        by_term={"rubric.facts": torch.tensor([0.1, 0.1000001, 0.0, 0.1, 0.1, 0.1])},
+    )
+    sampled = SimpleNamespace(prompts=["p"] * 3 + ["q"] * 3, answers=[None] * 6)
+    rule = DifficultyReport(term="rubric.facts", passes_above=0.1)
+    seen = seen_groups(SimpleNamespace(scores=scores, sampled=sampled), rule, samples_per_prompt=3)  # type: ignore[arg-type]
+    assert seen.cases == [("p", None), ("q", None)] and seen.passed.tolist() == [1, 0]
+
+
+def test_a_score_that_the_reward_lacks_is_refused_before_anything_is_sampled(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = policy_job(pipeline, tmp_path, term="reward.facts")
+    monkeypatch.setattr(engine.LocalEngine, "generate", lambda *_, **__: pytest.fail("something is sampled"))
+    with pytest.raises(UnknownScore) as refused:
+        run_stage(job)
+    assert str(refused.value) == (
+        "stages.policy.difficulty.term='reward.facts' is no score of rewards.main; use one of: reward"
+    )
 
 
 def policy_job(pipeline: Any, folder: Path, **fields: Any) -> StageJob:

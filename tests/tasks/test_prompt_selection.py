@@ -11,9 +11,12 @@ from tests.support.every import every
 from vantage.schemas.kinds import resolve_work
 from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.rollouts import HEADER, RolloutsHeader
 from vantage.tasks.data.examples import codec_of, read_prompts
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.data.splits import TooFewRows
+from vantage.tasks.prompt_selection import count_passes
+from vantage.tasks.rewards.term_scores import UnknownScore
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.data_order import DataOrder
 from vantage.tasks.updates.gathering import batch_of
@@ -150,5 +153,48 @@ def test_an_unknown_term_of_the_collected_responses_is_refused(
     pipeline: Any, collected: Path, tmp_path: Path
 ) -> None:
     job = job_in(pipeline, tmp_path, pass_rate=(0.0, 1.0), term="judge")
-    with pytest.raises(ValueError, match=r"term=judge is no term of the collected responses \(reward\)"):
+    with pytest.raises(UnknownScore) as refused:
         run_stage(job)
+    assert str(refused.value) == (
+        "stages.middling.term='judge' is no score of the collected responses; use one of: reward"
+    )
+
+
+def test_passes_are_counted_by_a_named_score_in_the_numbers_that_are_stored(tmp_path: Path) -> None:
+    """0.1 and 0.7 are stored as float32, which are above 0.1 and below 0.7: the first would be above itself."""
+    header = RolloutsHeader(
+        tokenizer_digest="0" * 64,
+        samples_per_prompt=3,
+        held_out_samples_per_prompt=1,
+        terms=("rubric.facts", "rubric.style"),
+    )
+    (tmp_path / HEADER).write_text(header.model_dump_json())
+    scores = {"score.rubric.facts": [0.1, 0.1000001, 0.0], "score.rubric.style": [0.7, 0.7000001, 0.8]}
+    table = pa.table(
+        {"prompt": ["p"] * 3, "answer": [None, None, None], "weighted_sum": [9.0] * 3}
+        | {name: pa.array(each, pa.float32()) for name, each in scores.items()}
+    )
+    with pa.ipc.new_file(str(tmp_path / "train.arrow"), table.schema) as writer:
+        writer.write_table(table)
+
+    def passed(term: str, above: float) -> int:
+        work = PromptSelection.model_validate(
+            {
+                "kind": "prompt_selection",
+                "rollouts": "c",
+                "prompts": "p",
+                "pass_rate": [0.0, 1.0],
+                "term": term,
+                "passes_above": above,
+            }
+        )
+        [(case, counts)] = count_passes(tmp_path, work, path="stages.middling").items()
+        assert case == ("p", None) and counts.responses == 3
+        return counts.passed
+
+    assert [passed("rubric.facts", above) for above in (0.1, 0.0, -0.1)] == [1, 2, 3]
+    assert [passed("rubric.style", above) for above in (0.7, 0.75, 0.8)] == [2, 1, 0]
+    with pytest.raises(
+        UnknownScore, match=r"'rubric' is no score of .*; use one of: rubric.facts, rubric.style"
+    ):
+        passed("rubric", 0.0)

@@ -1,5 +1,6 @@
 """Datasets selected from collected responses: how they are written, what reads them, and what is refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -12,6 +13,7 @@ from vantage.schemas.problems import RecipeError
 from vantage.schemas.recipe.prompt_selection import PromptSelection
 from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.steps import dependencies
+from vantage.schemas.verifier_uses import uses_of
 
 COLLECTED = "  collected: {kind: rollout_collection, policy: sft, prompts: tasks, reward: main, samples_per_prompt: 4}\n"
 SELECTED = "  middling: {from: collected, pass_rate: [0.2, 0.8]}\n"
@@ -70,7 +72,7 @@ def test_a_verifier_is_tried_on_the_prompts_that_are_selected_from(text: str, tm
          "data.middling: pass_rate=[0.8, 0.2] is an empty range; write the lower bound first"),
         ("pass_rate: [0.2, 0.8]", "pass_rat: [0.2, 0.8]", "data.middling.pass_rat: there is no field 'pass_rat' here"),
         ("pass_rate: [0.2, 0.8]", "pass_rate: [0.2, 1.8]", "data.middling.pass_rate"),
-        ("pass_rate: [0.2, 0.8]", "pass_rate: [0.2, 0.8], term: juge", "data.middling.term: 'juge' is no term of 'main'"),
+        ("pass_rate: [0.2, 0.8]", "pass_rate: [0.2, 0.8], term: juge", "data.middling.term: 'juge' is no score of 'main'"),
         ("pass_rate: [0.2, 0.8]", "pass_rate: [0.2, 0.8], prompts: demos",
          "data.middling.prompts: 'demos' is not the dataset whose prompts 'collected' has responses to ('tasks')"),
         (", samples_per_prompt: 4", "",
@@ -101,12 +103,77 @@ def test_without_a_collection_the_remedy_is_one(text: str) -> None:
          "'prompts_impossible' is measured only where the passes of prompts are counted; add difficulty: {} to the stage"),
         ("    guards: [{metric: prompts_too_easy, above: 5}]\n",
          "prompts_too_easy is measured only where the stage has difficulty; add difficulty: {}, or leave the guard out"),
-        ("    difficulty: {term: juge}\n", "stages.policy.difficulty.term: 'juge' is no term of 'main'; use one of: reward"),
+        ("    difficulty: {term: juge}\n", "stages.policy.difficulty.term: 'juge' is no score of 'main'; use one of: reward"),
     ],
 )  # fmt: skip
 def test_what_is_not_counted_is_refused(text: str, more: str, message: str) -> None:
     found = problems(text.replace("    algorithm: vapo\n", f"    algorithm: vapo\n{more}"))
     assert any(message in problem for problem in found), found
+
+
+NAMED = """\
+  main:
+    terms:
+      - model: reward
+      - {verifier: open}
+      - {verifier: listed, scores: {facts: {}, style: {weight: 0.5}}}
+      - judge: {url: "http://judge/v1", model: m, criteria: {facts: right, style: good}}
+      - judge: {name: one, url: "http://judge/v1", model: m}
+      - http: {name: served, url: "http://scores", version: "1", names: [a, b]}
+"""
+REWARD_NAMES = "reward, open, listed.facts, listed.style, judge.facts, judge.style, one, served.a, served.b"
+
+
+@pytest.fixture
+def named(text: str, tmp_path: Path) -> Callable[[str], Recipe]:
+    """Return what reads a recipe with this term for both, the pass rate of a selection and the difficulty of a stage."""
+    (tmp_path / "mine.py").write_text("def verify(prompt, response, answer):\n    return True\n")
+    text = text.replace(
+        "data:\n", "verifiers:\n  open: {source: mine.py}\n  listed: {source: mine.py}\ndata:\n", 1
+    )
+    begin, end = text.index("rewards:\n"), text.index("stages:\n")
+    text = f"{text[:begin]}rewards:\n{NAMED}{text[end:]}"
+
+    def read(term: str) -> Recipe:
+        whole = text.replace("pass_rate: [0.2, 0.8]", f"pass_rate: [0.2, 0.8], term: {term}")
+        whole = whole.replace(
+            "    algorithm: vapo\n", f"    algorithm: vapo\n    difficulty: {{term: {term}}}\n"
+        )
+        return parse_recipe(whole, folder=tmp_path)
+
+    return read
+
+
+@every("term", ["reward", "open", "open.facts", "listed.facts", "judge.style", "one", "served.b"])
+def test_passes_are_counted_by_any_score_that_the_reward_may_have(
+    term: str, named: Callable[[str], Recipe]
+) -> None:
+    recipe = named(term)
+    places = ["stages.policy.difficulty.term", "stages.middling.term"]
+    for verifier in ("open", "listed"):  # whose dry runs compare the name with what they return
+        found = {use.path: use.score for use in uses_of(recipe, verifier) if use.score is not None}
+        assert found == (dict.fromkeys(places, term) if term.startswith(verifier) else {})
+
+
+@every(
+    "term",
+    [
+        "reward.facts",
+        "listed",
+        "listed.fact",
+        "judge",
+        "judge.rigour",
+        "one.score",
+        "served",
+        "opened.facts",
+        "main",
+    ],
+)
+def test_a_score_that_the_reward_never_has_is_refused(term: str, named: Callable[[str], Recipe]) -> None:
+    with pytest.raises(RecipeError) as refused:
+        named(term)
+    for path in ("data.middling.term", "stages.policy.difficulty.term"):
+        assert f"{path}: '{term}' is no score of 'main'; use one of: {REWARD_NAMES}" in str(refused.value)
 
 
 def test_a_curriculum_needs_pass_rates(text: str) -> None:

@@ -234,6 +234,17 @@ def test_a_verdict_that_depends_on_the_batch_is_refused(tmp_path: Path, body: st
             "rewards.main.terms.0: verifier 'mine' returns one number, and wrong=-1 is the score of a wrong response; remove "
             "wrong",
         ),
+        (
+            "return {'b': 0.5, 'a': 1.0}",
+            VerifierUse(path="stages.policy.difficulty.term", score="mine"),
+            "stages.policy.difficulty.term='mine' is no score of verifiers.mine, which returns scores named a, b; use one of: "
+            "mine.a, mine.b",
+        ),
+        (
+            "return 0.5",
+            VerifierUse(path="stages.middling.term", score="mine.a"),
+            "stages.middling.term='mine.a' is no score of verifiers.mine, which returns one number; use one of: mine",
+        ),
     ],
 )
 def test_uses_that_do_not_fit_are_refused_before_anything_trains(
@@ -245,6 +256,17 @@ def test_uses_that_do_not_fit_are_refused_before_anything_trains(
         run(job)
     assert str(refused.value) == message
     assert not (job.output / "verdicts.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "score"), [("return {'b': 0.5, 'a': 1.0}", "mine.b"), ("return 0.5", "mine")]
+)
+def test_a_score_whose_passes_are_counted_is_found_among_the_verdicts(
+    tmp_path: Path, body: str, score: str
+) -> None:
+    job = job_of(tmp_path, own(tmp_path, body), dataset(tmp_path / "data"))
+    use = VerifierUse(path="stages.middling.term", score=score)
+    run(job.model_copy(update={"work": job.work.model_copy(update={"uses": (use,)})}))
 
 
 def test_a_threshold_makes_scores_right_or_wrong(tmp_path: Path) -> None:
