@@ -186,7 +186,7 @@ _TABLE = (
             "value_bias",
             "validation_explained_variance",
             "return_mean",
-            "score_mean",
+            *("score_mean", "score_mean_TERM", *TERM_QUANTILES),
         ),
     ),
     Kind(

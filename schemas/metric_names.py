@@ -76,7 +76,9 @@ ROLLOUT = (
     *("score_mean", "score_mean_TERM", *TERM_QUANTILES),
     *("response_length_mean", "truncated_share", "validation_score"),
 )
-MONITORS = (*VALIDATION_PERCENTILES, *INITIAL_PERCENTILES, "validation_score_drift")
+VALIDATION_TERMS = tuple(f"validation_{name}" for name in ("score_mean_TERM", *TERM_QUANTILES))
+"""Mean and percentiles of a graded or named score of the validation responses."""
+MONITORS = (*VALIDATION_PERCENTILES, *INITIAL_PERCENTILES, "validation_score_drift", *VALIDATION_TERMS)
 REWARD_OF_PREFERENCES, JUDGE_OF_PREFERENCES = "reward_preference_accuracy", "watch_preference_accuracy"
 OF_PREFERENCES = (REWARD_OF_PREFERENCES, JUDGE_OF_PREFERENCES)
 """How often the reward's models, and those of a reward that judges, prefer the chosen response of a held-out pair."""

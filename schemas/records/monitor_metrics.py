@@ -1,6 +1,6 @@
 """The metrics by which a policy stage is watched at each validation, beside its score: rows of the table of metrics."""
 
-from vantage.schemas.metric_names import SCORE_PERCENTILES
+from vantage.schemas.metric_names import SCORE_PERCENTILES, VALIDATION_TERMS
 from vantage.schemas.records.metric import Metric
 
 
@@ -24,6 +24,15 @@ MONITOR_METRICS: tuple[Metric, ...] = (
         "validation_score_drift", "1",
         "How far the distribution of the validation responses' scores has moved since before the first iteration: Wasserstein-1 distance in standard "
         "deviations of the scores then.",
+    ),
+    *(
+        Metric(
+            name, "1",
+            "Mean, 10th, 50th and 90th percentile of one score of the validation responses, unclipped and unweighted; TERM as in "
+            "`score_mean_TERM`. Only of numbers that a verifier, a judge or a reward server returns.",
+            family="`validation_score_mean_TERM`, `validation_score_p10_TERM`, `_p50_TERM`, `_p90_TERM`",
+        )
+        for name in VALIDATION_TERMS
     ),
     *_percentiles(
         "reward_data_score",

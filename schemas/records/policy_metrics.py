@@ -29,7 +29,8 @@ POLICY_METRICS: tuple[Metric, ...] = (
     *(
         Metric(
             name, "1",
-            "10th, 50th and 90th percentile of the same scores. Only of a verifier that returns numbers.",
+            "10th, 50th and 90th percentile of the same scores. Only of a verifier that returns numbers or "
+            "scores steps, and of a judge or reward server.",
             family="`score_p10_TERM`, `score_p50_TERM`, `score_p90_TERM`",
         )
         for name in TERM_QUANTILES

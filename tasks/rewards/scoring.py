@@ -1,6 +1,6 @@
 """Score responses by a recipe's reward: the weighted sum of its terms."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 
@@ -38,7 +38,7 @@ class Term:
 
     @property
     def is_graded(self) -> bool:
-        """Whether its scores are numbers of a verifier's own, and not 1 and 0."""
+        """Whether its scores are numbers of a verifier's or a server's own, and not 1 and 0."""
         return isinstance(self.scores, NamedScores) or getattr(self.scores, "is_graded", False)
 
     @property
@@ -233,15 +233,24 @@ def score(
     )
 
 
-def score_metrics(scores: Scores) -> dict[str, float]:
-    """Return the mean of each term's or named score, unweighted, and percentiles of the graded ones."""
-    means = {f"score_mean_{name}": term.mean().item() for name, term in scores.by_term.items()}
+def score_metrics(
+    scores: Scores, names: Collection[str] | None = None, *, prefix: str = ""
+) -> dict[str, float]:
+    """Return the mean of each term's or named score, unweighted, and percentiles of the graded ones.
+
+    Args:
+        names: names of the scores; None: all.
+        prefix: of the metrics' names.
+    """
+    of = {name: each for name, each in scores.by_term.items() if names is None or name in names}
+    means = {f"{prefix}score_mean_{name}": each.mean().item() for name, each in of.items()}
     spread = {
-        f"score_p{percent}_{name}": value
+        f"{prefix}score_p{percent}_{name}": value
         for name in scores.graded
+        if name in of
         for percent, value in zip(
             TERM_PERCENTILES,
-            quantiles(scores.by_term[name], [percent / 100 for percent in TERM_PERCENTILES]),
+            quantiles(of[name], [percent / 100 for percent in TERM_PERCENTILES]),
             strict=True,
         )
     }

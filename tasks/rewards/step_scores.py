@@ -85,6 +85,11 @@ class StepScores:
     path: str = ""
     """Path of the term in the recipe, for messages."""
 
+    @property
+    def is_graded(self) -> bool:
+        """Whether a verifier scores the steps: the total of right and wrong ones is a number too."""
+        return self.model is None
+
     def __call__(self, given: Responses) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return scores (B,T) after each token for each name, unclipped and unweighted, and which tokens end a step (B,T)."""
         rows = given.sequences.response_rows()

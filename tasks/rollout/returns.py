@@ -6,6 +6,7 @@ from torch import Tensor
 
 from vantage.algorithms.advantages import monte_carlo_returns
 from vantage.algorithms.rewards import RunningMoments
+from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rollout.response_source import ResponseSource
 from vantage.tasks.rollout.rollouts import Rollout, shape
 from vantage.tasks.rollout.sampler_check import compare_with_sampler
@@ -23,10 +24,11 @@ class Returned:
     """Difference between the policy's log-probabilities and the sampler's, if it is measured."""
 
     def means(self) -> dict[str, float]:
-        """Return the mean score over responses and the mean return over tokens."""
+        """Return the mean score over responses, that of each part of the reward with its percentiles, and the mean return over tokens."""
         mask = self.rollout.sequences.response_mask
         return {
             "score_mean": self.rollout.scores.total.mean().item(),
+            **score_metrics(self.rollout.scores),
             "return_mean": self.returns[mask].mean().item(),
         }
 

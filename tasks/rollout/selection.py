@@ -9,7 +9,9 @@ from vantage.algorithms.score_distribution import drift
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
 from vantage.schemas.metric_names import INITIAL_PERCENTILES, VALIDATION_PERCENTILES
 from vantage.schemas.recipe.algorithm import Returns
+from vantage.schemas.records.metrics import SELECTION_PREFIX
 from vantage.tasks.data.examples import Prompts
+from vantage.tasks.rewards.scoring import score_metrics
 from vantage.tasks.rollout.judge_agreement import disagreement_notice
 from vantage.tasks.rollout.monitors import Monitors, percentiles
 from vantage.tasks.rollout.rollout_models import RolloutModels
@@ -97,6 +99,7 @@ class Selection:
         metrics = {
             VALIDATION_SCORE: self.score(scored),
             **_distribution(attempt, scored.scores.total, is_first=iteration == 0),
+            **score_metrics(scored.scores, scored.scores.graded, prefix=SELECTION_PREFIX),
             **self._watch(attempt, scored),
             **self._monitor(scored, iteration=iteration),
         }

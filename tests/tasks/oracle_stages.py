@@ -197,6 +197,7 @@ def pretrain_value(job: StageJob[ResolvedValuePretraining]) -> Outcome:
             step = iteration * len(cut) + number
             metrics |= _step(optimizer, work, loss, step, work.iterations * len(cut))
         metrics |= {"score_mean": mean(r.batch.scores), "return_mean": torch.cat(r.returns).mean().item()}
+        metrics |= {f"score_mean_{name}": mean(scores) for name, scores in r.batch.by_term.items()}
         if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
             metrics["validation_explained_variance"] = stage.explained(held_out)
             without_gain += 1

@@ -25,6 +25,7 @@ from vantage.schemas.metric_names import (
     NONFINITE,
     TERM_QUANTILES,
     UNCOMPILED,
+    VALIDATION_TERMS,
     WATCHED,
 )
 from vantage.schemas.recipe.lora import Lora
@@ -174,7 +175,7 @@ def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Pat
     written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
     named = {name.replace("score_mean_reward", "score_mean_TERM") for name in written}
     assert named == curve_metric_names("distillation") - {
-        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *TERM_QUANTILES, *ANSWERS),
+        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *TERM_QUANTILES, *VALIDATION_TERMS, *ANSWERS),
         "seconds_beside",
     }
 

@@ -20,6 +20,7 @@ from vantage.tasks import value_pretraining
 from vantage.tasks.data.rows import read_rows
 from vantage.tasks.rewards.verifier_scores import UnfitScores, judged
 from vantage.tasks.rewards.verifiers import UndecidedVerifier, load_deciding_verifier
+from vantage.tasks.rollout.selection import Selection
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
@@ -299,6 +300,54 @@ def test_value_pretraining_learns_the_same_reward(
             by_hand(prompt, response)["sum"] - 0.5 * length / 10 for prompt, response, length in cases
         ]
         assert rollout.scores.total.tolist() == pytest.approx(expected, rel=1e-5)
+    entries = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+    for entry, rollout in zip(entries, seen, strict=True):
+        cases = list(zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True))
+        lengths = [len(row) for row in rollout.sequences.response_rows()]
+        assert entry["score_mean_length_linear"] == pytest.approx(-fmean(lengths) / 10, rel=1e-5)
+        assert curves_of(entry) == pytest.approx(curves_by_hand(cases), rel=1e-5)
+        assert "score_p50_length_linear" not in entry, "a length penalty has a mean alone"
+
+
+def curves_by_hand(cases: list[tuple[str, str]], prefix: str = "") -> dict[str, float]:
+    """Return mean and percentiles of each verifier's scores of these prompts and responses."""
+    found = {}
+    for name in ("rubric.length", "rubric.digits", "rubric.echo", "graded"):
+        scores = [by_hand(*case)[name] for case in cases]
+        found[f"{prefix}score_mean_{name}"] = fmean(scores)
+        for percent in (10, 50, 90):
+            found[f"{prefix}score_p{percent}_{name}"] = float(numpy.quantile(scores, percent / 100))
+    return found
+
+
+def curves_of(entry: dict[str, float], prefix: str = "") -> dict[str, float]:
+    """Return the curves of a journal's entry that ``curves_by_hand`` has."""
+    return {name: value for name, value in entry.items() if name in curves_by_hand([("p", "r")], prefix)}
+
+
+def test_each_graded_score_of_the_validation_responses_has_curves(
+    pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = policy_job(pipeline, tmp_path, {"preset": "grpo", "samples_per_prompt": 4})
+    job = with_reward(
+        job, [*TERMS, {"verifier": "odd"}], verifiers(RUBRIC), verifiers(GRADED), verifiers(ODD)
+    )
+    seen: list[Any] = []
+    score = Selection.score
+    monkeypatch.setattr(Selection, "score", lambda *args: seen.append(args[1].sampled) or score(*args))
+    run_stage(job)
+    entries = [entry.metrics for entry in read(job.scratch / JOURNAL) if "validation_score" in entry.metrics]
+    assert entries and len(seen) == len(entries) + 1, (
+        "the first measurement, before any iteration, has no curves"
+    )
+    for entry, sampled in zip(entries, seen[1:], strict=True):
+        cases = list(zip(sampled.prompts, sampled.responses, strict=True))
+        assert curves_of(entry, "validation_") == pytest.approx(
+            curves_by_hand(cases, "validation_"), rel=1e-5
+        )
+        assert "score_mean_odd" in entry and not any(
+            name.startswith("validation_score") and "odd" in name for name in entry
+        )
 
 
 def test_a_whitened_score_is_whitened_over_each_rollout_and_nowhere_else(

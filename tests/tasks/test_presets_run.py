@@ -29,6 +29,7 @@ from vantage.schemas.metric_names import (
     REWARD_DATA,
     TERM_QUANTILES,
     UNCOMPILED,
+    VALIDATION_TERMS,
     WATCHED,
 )
 from vantage.schemas.recipe.algorithm import Algorithm
@@ -184,7 +185,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         **dict.fromkeys(LOSSES_OF_SWITCHES, False),  # tests/tasks/test_losses_by_oracle.py
         "weight_clip_fraction": switches.surrogate == "clipped_weight",
         "gate_slope": switches.surrogate == "soft_gate",
-        **dict.fromkeys(TERM_QUANTILES, False),  # tests/tasks/test_named_scores.py
+        **dict.fromkeys((*TERM_QUANTILES, *VALIDATION_TERMS), False),  # tests/tasks/test_named_scores.py
         **dict.fromkeys(ANSWERS, False),  # tests/tasks/rewards/test_served_scores.py
         **dict.fromkeys(ENSEMBLE, False),  # tests/tasks/test_reward_ensemble.py
         **dict.fromkeys(DIFFICULTY, False),  # tests/tasks/test_prompt_difficulty.py

@@ -24,6 +24,7 @@ from vantage.schemas.metric_names import (
     REWARD_DATA,
     TERM_QUANTILES,
     UNCOMPILED,
+    VALIDATION_TERMS,
     WATCHED,
 )
 from vantage.schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
@@ -160,7 +161,17 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
         written |= {"positive_nll", *OF_OTHER_SWITCHES}  # no response may have been held to be right
     named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
     assert named == curve_metric_names(kind) - {
-        *(*GRAPHS, *ENGINE, *COMPILED, *NONFINITE, *WATCHED, *ENSEMBLE, *TERM_QUANTILES, *ANSWERS),
+        *(
+            *GRAPHS,
+            *ENGINE,
+            *COMPILED,
+            *NONFINITE,
+            *WATCHED,
+            *ENSEMBLE,
+            *TERM_QUANTILES,
+            *VALIDATION_TERMS,
+            *ANSWERS,
+        ),
         "seconds_beside",
     }, "a GPU's, and those of other switches"
 

@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from tests.tasks.own_rewards import policy_job, rollouts_of, verifiers, with_reward
+from vantage.ledger.journal import read
 from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
 from vantage.schemas.recipe.pass_limits import PassLimits
@@ -19,10 +20,12 @@ from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.step_ends import StepEnds
 from vantage.tasks import value_pretraining
 from vantage.tasks.data.examples import codec_of
+from vantage.tasks.rewards.scoring import load_scorer
 from vantage.tasks.rewards.step_scores import StepFinder, StepScores, UnknownMarker
 from vantage.tasks.rewards.term_scores import Responses
 from vantage.tasks.rewards.verifier_scores import UnfitScores
 from vantage.tasks.stages import run_stage
+from vantage.tasks.training.scratch import JOURNAL
 
 __all__ = ["verifiers"]  # a fixture
 GRADED = """\
@@ -112,6 +115,7 @@ def test_each_named_score_of_a_beginning_counts_by_its_own_rule(
         policy_job(pipeline, tmp_path, {"preset": "reinforce_pp", "kl_coef": 0.0}), [term], verifiers(SEVERAL)
     )
     codec, several = codec_of(job, "init"), 0
+    quantiles = []
     for rollout, _ in rollouts_of(job, monkeypatch):
         assert rollout.scores.by_term.keys() == {"steps.length", "steps.odd", "steps.shown"}
         for row, ids in enumerate(rollout.sequences.response_rows()):
@@ -133,7 +137,31 @@ def test_each_named_score_of_a_beginning_counts_by_its_own_rule(
                 },
                 rel=1e-5,
             )
+        lengths_of = rollout.scores.by_term["steps.length"].numpy()
+        quantiles.append(numpy.quantile(lengths_of.astype(float), [0.1, 0.5, 0.9]).tolist())
     assert several > 4, "responses of one step would prove nothing"
+    entries = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+    found_quantiles = [
+        [entry[f"score_p{percent}_steps.length"] for percent in (10, 50, 90)] for entry in entries
+    ]
+    assert numpy.array(found_quantiles) == pytest.approx(numpy.array(quantiles), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("term", "names"),
+    [
+        ({"verifier": "v"}, ("v",)),  # right and wrong steps: their total is neither 1 nor 0
+        ({"model": "reward"}, ()),  # as without steps
+    ],
+)
+def test_a_verifier_s_steps_have_percentiles_and_a_model_s_have_none(
+    term: dict[str, Any], names: tuple[str, ...], pipeline: Any, verifiers: Any, tmp_path: Path
+) -> None:
+    job = policy_job(pipeline, tmp_path, {"preset": "grpo", "samples_per_prompt": 4})
+    source = pipeline.folder("reward") if "model" in term else verifiers(ODD)
+    job = with_reward(job, [{**term, "step_ends": {"text": "="}}], source)
+    scorer = load_scorer(job, "main", tokenizers_of=("init",), device=torch.device("cpu"))
+    assert scorer.graded == names
 
 
 def test_a_reward_model_scores_each_beginning(
