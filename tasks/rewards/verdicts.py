@@ -113,7 +113,10 @@ def fitted(verdict: Verdict, form: VerdictForm) -> Verdict:
         raise UnusableVerdict(
             f"the dry run had {form}, and this one {' and '.join(changes)}; return the same names for every row"
         )
-    raise UnusableVerdict(f"the dry run had {form}, and this is {found}; return the same form for every row")
+    remedy = "return the same form for every row"
+    if form == RIGHT_OR_WRONG and found.kind == "score":
+        remedy = "return True or False for every row, or else floats: 1.0 is a score, and the integers 1 and 0 are right and wrong"
+    raise UnusableVerdict(f"the dry run had {form}, and this is {found}; {remedy}")
 
 
 def is_close(one: Verdict, other: Verdict) -> bool:

@@ -87,6 +87,15 @@ def test_true_and_false_are_scores_beside_numbers_and_nothing_else() -> None:
     assert common_form([True, False]).kind == "right_or_wrong"
     with pytest.raises(UnusableVerdict, match="the dry run had right or wrong, and this is one number"):
         fitted(0.5, VerdictForm())
+    with pytest.raises(UnusableVerdict) as refused:  # a verifier of 0, 1 and 2 whose dry run had no 2
+        fitted(as_verdict(2), common_form([as_verdict(each) for each in (0, 1, 1)]))
+    assert str(refused.value) == (
+        "the dry run had right or wrong, and this is one number; return True or False for every row, or else floats: 1.0 is a score, "
+        "and the integers 1 and 0 are right and wrong"
+    )
+    assert fitted(as_verdict(2.0), common_form([as_verdict(each) for each in (0.0, 1.0)])) == 2.0, (
+        "the remedy"
+    )
     with pytest.raises(UnusableVerdict, match="the dry run had scores named a, and this is right or wrong"):
         fitted(True, VerdictForm(kind="named_scores", names=("a",)))
 
