@@ -6,7 +6,7 @@ none. The score is read at the last token.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,9 +55,9 @@ class Reencoder:
         Raises:
             UnreadablePrompt: the reward model's chat template refuses a prompt, or there is no room for a response.
         """
-        turns = dict(zip(given.prompts, given.turns, strict=True))
-        encoded = dict(zip(turns, self._prompts(list(turns.values())), strict=True))
-        prompts = [encoded[prompt] for prompt in given.prompts]
+        distinct = {_identity(turns): turns for turns in given.turns}
+        encoded = dict(zip(distinct, self._prompts(list(distinct.values())), strict=True))
+        prompts = [encoded[_identity(turns)] for turns in given.turns]
         responses = self._responses(given.turns, given.responses, given.ended.tolist())
         if self.window is not None:
             room = [self.window - len(prompt) for prompt in prompts]
@@ -149,6 +149,13 @@ class Reencoder:
     @cached_property
     def _control(self) -> tuple[str, ...]:
         return control_tokens(self.codec.tokenizer, chat=self.codec.chat)
+
+
+def _identity(prompt: Prompt) -> Hashable:
+    """Return a value that two prompts have in common exactly if they are equal; conversations may be shown as the same text."""
+    if isinstance(prompt, str):
+        return prompt
+    return tuple((each["role"], each["content"], each["extra"]) for each in prompt)
 
 
 def reencoder_of(source: Source, *, model: str, window: int | None) -> Reencoder:

@@ -14,7 +14,7 @@ from tests.tasks.other_family import ByTransformers, train_other_reward
 from vantage.models.folders import load_tokenizer
 from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
-from vantage.schemas.conversations import Message
+from vantage.schemas.conversations import Message, transcript
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.step_ends import StepEnds
@@ -91,6 +91,25 @@ def test_conversations_are_rendered_turn_by_turn(pipeline: Any, other: Path) -> 
     found = scored(scorer, ["a transcript", "1?"], ["#3", "#1"], [True, True], conversations=[turns, None])
     alone = ByTransformers(other)
     expected = [alone.score(turns, "#3", ended=True), alone.score("1?", "#1", ended=True)]
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_prompts_that_are_shown_alike_keep_their_own_turns(pipeline: Any, other: Path) -> None:
+    """One user's turn that reads like a transcript, the conversation itself, and one whose first turn has the rest in it."""
+    scorer = load_scorer(job_with(pipeline, other), "main", tokenizers_of=["init"], device=CPU)
+    talks = [
+        [Message(role=role, content=content, extra=None) for role, content in turns]
+        for turns in (
+            (("user", "2?"), ("assistant", "#2"), ("user", "3?")),
+            (("user", "2?\n\nAssistant: #2"), ("user", "3?")),
+        )
+    ]
+    text = "User: 2?\n\nAssistant: #2\n\nUser: 3?"
+    assert [transcript(turns) for turns in talks] == [text, text]
+    found = scored(scorer, [text] * 3, ["#3"] * 3, [True] * 3, conversations=[None, *talks])
+    alone = ByTransformers(other)
+    expected = [alone.score(turns, "#3", ended=True) for turns in (text, *talks)]
+    assert len(set(expected)) == 3
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
