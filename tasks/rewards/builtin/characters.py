@@ -5,14 +5,15 @@ A compatibility form of Unicode (NFKC) would go too far: it makes ``10³`` to ``
 
 import unicodedata
 
-_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-_MINUS = {ord(minus): "-" for minus in "−﹣"}
-"""The minus sign U+2212 and the small hyphen-minus U+FE63; U+FF0D is among the full-width forms."""
+_WRITTEN_FOR = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | dict.fromkeys(
+    map(ord, "−﹣"), "-"
+)
+"""Full-width forms, the minus sign U+2212 and the small hyphen-minus U+FE63 → the character of ASCII."""
 
 
 def with_ascii_numbers(text: str) -> str:
     """Return the text with decimal digits of all scripts, full-width forms and minus signs as characters of ASCII."""
     if text.isascii():
         return text
-    text = text.translate(_FULL_WIDTH | _MINUS)
+    text = text.translate(_WRITTEN_FOR)
     return "".join(str(unicodedata.decimal(character, character)) for character in text)
