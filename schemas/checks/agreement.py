@@ -11,6 +11,7 @@ from vantage.schemas.checks.monitors import monitor_problems
 from vantage.schemas.checks.offloading import offload_problems
 from vantage.schemas.checks.prompt_selections import selection_problems
 from vantage.schemas.checks.reward_imports import reward_import_problems
+from vantage.schemas.checks.same_questions import same_question_problems
 from vantage.schemas.checks.score_switches import score_problems
 from vantage.schemas.checks.teachers import teacher_problems
 from vantage.schemas.problems import Problem
@@ -72,6 +73,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
     problems += engine_problems(recipe)
     problems += offload_problems(recipe)
     problems += reward_import_problems(recipe)
+    problems += same_question_problems(recipe)
     return recipe if problems else with_shares(recipe), problems
 
 

@@ -106,6 +106,10 @@ class Served(CalledServer):
         """The names of its scores; empty: it has one score, without a name of its own."""
         raise NotImplementedError
 
+    def question_fields(self) -> dict[str, Any]:
+        """Return the values that the questions depend on beside the texts, as JSON: servers with equal ones are asked equal questions."""
+        raise NotImplementedError
+
 
 class JudgeServer(Served):
     """A language model behind an OpenAI-compatible endpoint that judges each response by a rubric."""
@@ -149,6 +153,13 @@ class JudgeServer(Served):
     def in_key(self) -> dict[str, Any]:
         """Return the fields that decide the scores, as JSON; Vantage's own question is included as text."""
         return {**super().in_key(), "prompt": self.template}
+
+    def question_fields(self) -> dict[str, Any]:
+        """Return the fields of the request, and what its text is made of."""
+        listed = [list(each) for each in self.criteria.items()] if "{criteria}" in self.template else []
+        shown = self.bounds if "{criteria}" in self.template and self.against is None else ()
+        sampling = [self.temperature, self.max_answer_tokens, self.request]
+        return {"judge": [self.model, self.template, self.against, listed, list(shown), *sampling]}
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -207,6 +218,10 @@ class RewardServer(Served):
     def score_names(self) -> tuple[str, ...]:
         """The names."""
         return self.names
+
+    def question_fields(self) -> dict[str, Any]:
+        """Return the version and the names."""
+        return {"http": [self.version, list(self.names)]}
 
     @rule
     def _names_differ(self) -> None:
