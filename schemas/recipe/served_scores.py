@@ -151,8 +151,15 @@ class JudgeServer(Served):
         return RUBRIC_TEMPLATE if self.against is None else PAIR_RUBRIC_TEMPLATE
 
     def in_key(self) -> dict[str, Any]:
-        """Return the fields that decide the scores, as JSON; Vantage's own question is included as text."""
-        return {**super().in_key(), "prompt": self.template}
+        """Return the fields that decide the scores, as JSON; Vantage's own question is included as text.
+
+        The question lists the criteria in the recipe's order, and the names of a mapping are sorted in a key. So another order than
+        the sorted one is a part of its own.
+        """
+        names = list(self.criteria)
+        is_reordered = "{criteria}" in self.template and names != sorted(names)
+        order = {"criteria_order": names} if is_reordered else {}
+        return {**super().in_key(), "prompt": self.template, **order}
 
     def question_fields(self) -> dict[str, Any]:
         """Return the fields of the request, and what its text is made of."""

@@ -1,5 +1,6 @@
 """Terms that servers score: what a recipe may say of them, and what of it is in a stage's key."""
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.resolved import ResolvedRolloutCollection
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.served_scores import JudgeServer, RewardServer
-from vantage.schemas.records.stage_key import differences, key_parts
+from vantage.schemas.records.stage_key import differences, key_parts, stage_key
+from vantage.tasks.rewards.judge_questions import questions
 
 JUDGE = {"url": "http://127.0.0.1:8000/v1", "model": "critic"}
 HTTP = {"url": "https://scores.example.org/score", "version": "1"}
@@ -132,3 +134,26 @@ def test_every_field_is_one_or_the_other() -> None:
 def test_our_own_question_is_in_the_key_with_its_text() -> None:
     (term,) = parts({"judge": JUDGE})["rewards"]["reward"]["terms"]
     assert "[Response]\n{response}" in term["judge"]["prompt"]
+
+
+def key_of(**fields: Any) -> str:
+    return stage_key(parts({"judge": {**JUDGE, **fields}}))
+
+
+def test_the_order_of_criteria_is_in_the_key_where_the_question_lists_them() -> None:
+    names = ("correct", "kind", "short")
+    keys, asked = {}, {}
+    for order in permutations(names):
+        criteria = {name: f"Is it {name}?" for name in order}
+        keys[order] = key_of(criteria=criteria)
+        (request,) = questions(JudgeServer.model_validate({**JUDGE, "criteria": criteria}), "p", "r", None)
+        asked[order] = request["messages"][0]["content"]
+    assert len(set(keys.values())) == len(set(asked.values())) == 6
+    (term,) = parts({"judge": {**JUDGE, "criteria": dict.fromkeys(names, "?")}})["rewards"]["reward"]["terms"]
+    assert "criteria_order" not in term["judge"], "keys of sorted criteria are those of earlier versions"
+
+
+def test_the_order_of_criteria_is_in_no_key_where_the_prompt_names_them_itself() -> None:
+    prompt = "{prompt} {response} Give b and a."
+    one, other = (key_of(prompt=prompt, criteria=dict.fromkeys(order, "?")) for order in ("ab", "ba"))
+    assert one == other
