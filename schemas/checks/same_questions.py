@@ -46,4 +46,4 @@ def _servers(recipe: Recipe, rewards: tuple[str, ...]) -> Iterator[tuple[Path, S
 
 def _address(server: Served) -> str:
     """Return what tells two addresses apart: a path is added to that of a judge, so that a slash at its end does not count."""
-    return server.url if isinstance(server, RewardServer) else server.url.rstrip("/")
+    return server.address("" if isinstance(server, RewardServer) else "/")

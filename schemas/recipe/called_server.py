@@ -35,6 +35,10 @@ class CalledServer(Frozen):
     patience_seconds: Positive = Field(300.0, exclude_if=is_default(300.0))
     """Seconds without any answer after which the stage ends, to be resumed (exit code 75). In no stage key."""
 
+    def address(self, path: str = "") -> str:
+        """Return the address of a path at the server; without a path, the server's own address as it is."""
+        return f"{self.url.rstrip('/')}{path}" if path else self.url
+
     def in_key(self) -> dict[str, Any]:
         """Return the fields that decide the answers, as JSON."""
         return self.model_dump(mode="json", exclude=set(self.not_in_key))

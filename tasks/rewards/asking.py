@@ -97,7 +97,7 @@ class Form(Protocol):
     """Form of the requests to a kind of server, and of its answers."""
 
     path: str
-    """Added to the server's address."""
+    """Added to the server's address; empty: the address is called as it is."""
     batch: int
     """Most questions in one request."""
 
@@ -128,7 +128,7 @@ class Asking:
             ValueError: the variable of its key is not set.
         """
         self._server, self._form, self._path, self._phase = server, form, path, phase
-        self._url = server.url.rstrip("/") + form.path
+        self._url = server.address(form.path)
         self._key = _key(server, path)
         self._last_answer = 0.0
         self._last_request = -math.inf

@@ -59,6 +59,7 @@ class Seen:
     questions: Counter[str] = field(default_factory=Counter)
     """Question → how often it was answered as it should be."""
     num_requests: int = 0
+    paths: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     most_at_once: int = 0
@@ -154,6 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
         with served.lock:
             number = served.seen.num_requests
             served.seen.num_requests += 1
+            served.seen.paths.append(self.path)
             served.seen.headers.append(dict(self.headers))
             served.seen.bodies.append(body)
             served.seen.times.append(time.monotonic())

@@ -584,6 +584,31 @@ def test_a_reward_server_gets_batches_and_gives_named_scores(
 
 
 @pytest.mark.parametrize(
+    ("kind", "path", "called"),
+    [
+        ("http", "", "/"),
+        ("http", "/", "/"),
+        ("http", "/score", "/score"),
+        ("http", "/score/", "/score/"),
+        ("judge", "/v1", "/v1/chat/completions"),
+        ("judge", "/v1/", "/v1/chat/completions"),
+    ],
+)
+def test_a_reward_server_is_called_at_its_own_address_and_a_judge_below_it(
+    server: FakeJudge, tmp_path: Path, fresh: Any, kind: str, path: str, called: str
+) -> None:
+    """Servers tell ``/score/`` from ``/score``: one of them answers 404, or 307, which is not followed."""
+    fields: dict[str, Any] = {"url": f"{server.url}{path}", "patience_seconds": 5.0}
+    asked = (
+        RewardServer(version="1", **fields)
+        if kind == "http"
+        else JudgeServer(model="critic", prompt=PROMPT, **fields)
+    )
+    scored(load(tmp_path, asked), slice(0, 1))
+    assert server.seen.paths == [called]
+
+
+@pytest.mark.parametrize(
     ("bad", "reason"),
     [
         (float("nan"), "score is NaN, which is no finite number"),
