@@ -168,9 +168,9 @@ def _by_vllm(found: "Vllm", nodes: int) -> str:
 
 def _asked(asked: "Asked") -> str:
     """Return what a server is asked, in one line."""
-    parts = [
-        f"{asked.server.name} about {asked.responses:,.0f} responses in at most {asked.requests:,.0f} requests"
-    ]
+    model = getattr(asked.server, "model", None)
+    named = asked.server.name if model is None else f"{asked.server.name} ({model})"
+    parts = [f"{named} about {asked.responses:,.0f} responses in at most {asked.requests:,.0f} requests"]
     if asked.question_tokens is not None and asked.answer_tokens is not None:
         least, most = asked.answer_tokens
         parts.append(

@@ -116,10 +116,13 @@ def own_rewards(stage: Stage) -> tuple[str, ...]:
 
 
 def summed(asked: Sequence[Asked]) -> tuple[Asked, ...]:
-    """Return one entry for each server and length of texts, with the sum of the responses."""
+    """Return one entry for each server and length of texts, with the sum of the responses.
+
+    Servers are told apart by all of their fields: two rewards of a stage may give different judges one name.
+    """
     found: dict[tuple[str, float, float], list[Asked]] = {}
     for each in asked:
-        found.setdefault((each.server.name, each.prompt, each.response), []).append(each)
+        found.setdefault((each.server.model_dump_json(), each.prompt, each.response), []).append(each)
     return tuple(
         Asked(
             server=group[0].server,

@@ -86,6 +86,20 @@ def test_entries_of_one_server_and_one_kind_of_text_are_added() -> None:
     assert [each.responses for each in summed([one, other, one])] == [6.0, 3.0]
 
 
+def test_judges_of_one_name_are_entries_of_their_own() -> None:
+    """The rewards of a stage and of its watch may give different judges the same name."""
+    plain = yaml.safe_load(TEXT)
+    second = {"url": "http://127.0.0.1:1/v1", "model": "m", "price": {"question": 4.0, "answer": 20.0}}
+    plain["rewards"]["second"] = {"terms": [{"judge": second}]}
+    plain["stages"]["policy"]["watch"] = {"judge": {"reward": "second"}}
+    found = estimate_recipe(parse_recipe(yaml.safe_dump(plain)), gpu="h100")
+    [stage] = [each for each in found.stages if each.name == "policy"]
+    judges = [each for each in stage.workload.asked if each.server.name == "judge"]
+    assert sorted(each.responses for each in judges) == [4 * 16, 240]
+    prices = {each.responses: each.server.price.question for each in judges}
+    assert prices == {240: 2.0, 4 * 16: 4.0}
+
+
 def test_a_served_teacher_is_asked_about_every_rollout_and_the_last_test() -> None:
     """3 rollouts of 32 and 8 test responses; nothing of it is in memory, and nothing samples from it."""
     plain = yaml.safe_load(TEXT)
