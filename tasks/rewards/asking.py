@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import math
-import os
 import ssl
 import threading
 import time
@@ -31,6 +30,7 @@ from vantage.schemas.recipe.fields import MAX_NAMED
 from vantage.schemas.records.stored_answers import StoredAnswer
 from vantage.schemas.safe_text import MASK
 from vantage.schemas.strict_json import without_repeats
+from vantage.tasks.api_keys import api_key
 from vantage.tasks.training import progress
 
 log = logging.getLogger(__name__)
@@ -125,11 +125,11 @@ class Asking:
             phase: name of the phase in which the stage waits for answers.
 
         Raises:
-            ValueError: the variable of its key is not set.
+            ValueError: the variable of its key is not set, or holds no key.
         """
         self._server, self._form, self._path, self._phase = server, form, path, phase
         self._url = server.address(form.path)
-        self._key = _key(server, path)
+        self._key = api_key(server.api_key_variable, f"{path}.api_key_variable")
         self._last_answer = 0.0
         self._last_request = -math.inf
         self._begun: list[Future[None]] = []
@@ -498,24 +498,3 @@ async def _content(response: httpx.Response) -> bytes:
     if unpacker is not None and not unpacker.eof:
         raise CallFailed("its answer ends within its packing")
     return bytes(content)
-
-
-def _key(server: CalledServer, path: str) -> str | None:
-    """Return the server's API key; None: it asks for none.
-
-    Raises:
-        ValueError: its variable is not set, or holds something else.
-    """
-    variable = server.api_key_variable
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise ValueError(
-            f"{path}.api_key_variable={variable} names a variable that is not set; set it to the server's API key"
-        )
-    if not (key.isascii() and key.isprintable()):
-        raise ValueError(
-            f"{path}.api_key_variable={variable} names a variable with characters that no API key has; set it to the key alone"
-        )
-    return key

@@ -22,6 +22,7 @@ from vantage.models.policy import PolicyModel
 from vantage.models.sampling import Samples, samples_of
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
+from vantage.tasks.api_keys import api_key
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.rollout.checksums import Checksums
 from vantage.tasks.rollout.engine import Listener, Origin, SamplesWhenAsked, of_all_ranks
@@ -427,13 +428,9 @@ def _named_servers(rollout: Sampling) -> list[VllmServer]:
     """Return the servers that somebody else runs.
 
     Raises:
-        ValueError: the variable of their key is not set.
+        ValueError: the variable of their key is not set, or holds no key.
     """
-    key = None
-    if rollout.api_key_variable is not None and not (key := os.environ.get(rollout.api_key_variable)):
-        raise ValueError(
-            f"rollout.api_key_variable={rollout.api_key_variable} names a variable that is not set; set it to the servers' API key"
-        )
+    key = api_key(rollout.api_key_variable, "rollout.api_key_variable")
     return [VllmServer(url, key=key, seconds=rollout.request_seconds) for url in rollout.url or ()]
 
 

@@ -249,6 +249,11 @@ def test_the_key_comes_from_its_variable(
     asked = judge(server, api_key_variable="CRITIC_API_KEY")
     with pytest.raises(ValueError, match="CRITIC_API_KEY names a variable that is not set"):
         load(tmp_path, asked)
+    monkeypatch.setenv("CRITIC_API_KEY", f"{server.key} ")
+    with pytest.raises(
+        ValueError, match="CRITIC_API_KEY names a variable whose value begins or ends with white"
+    ):
+        load(tmp_path, asked)
     monkeypatch.setenv("CRITIC_API_KEY", server.key)
     server.faults.unreadable = lambda text, time: f"score: 7 ({server.key})"
     scored(load(tmp_path, asked))
