@@ -59,7 +59,7 @@ class Asked:
         """Return the tokens of all answers: with a line for each criterion, and at most; None: the server counts none."""
         if not isinstance(self.server, JudgeServer):
             return None
-        most = self.server.max_answer_tokens
+        most = self.server.most_answer_tokens
         shortest = min(LINE_OF_AN_ANSWER * len(self._criteria), most)
         return self.questions * shortest, self.questions * most
 

@@ -71,6 +71,14 @@ ServerUrl = Annotated[
     str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+(/[A-Za-z0-9._~/\-]*)?$", max_length=512)
 ]
 """Address of a server, without a login."""
+QueriedUrl = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+(/[A-Za-z0-9._~/\-]*)?(\?[A-Za-z0-9._~%=&+,:/\-]*)?$",
+        max_length=512,
+    ),
+]
+"""Address of a server, without a login; it may have a query: ``?api-version=2026-01-01``."""
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Integer = Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT, strict=True)]

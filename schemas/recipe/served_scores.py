@@ -1,5 +1,6 @@
 """Servers that score responses: language models that judge, and reward servers."""
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from vantage.schemas.frozen import Frozen, rule
 from vantage.schemas.recipe.called_server import CalledServer
 from vantage.schemas.recipe.fields import (
     MAX_NAMED,
+    MAX_NUMBER,
     Count,
     CountOrZero,
     Integer,
@@ -56,6 +58,9 @@ Answer with one line for each of them: its name, a colon, and A, B or tie.
 RUBRIC_FIELDS, PAIR_RUBRIC_FIELDS = ("{prompt}", "{response}"), ("{prompt}", "{first}", "{second}")
 """The fields for which a prompt of one response, and one of two, has a place."""
 
+COMPLETION_TOKENS = "max_completion_tokens"
+"""Field of a request that bounds an answer, where a server refuses ``max_tokens``: thinking counts too."""
+
 _OWN_FIELDS = frozenset(
     {
         *("model", "messages", "temperature", "max_tokens", "n", "stream", "stream_options"),
@@ -65,7 +70,15 @@ _OWN_FIELDS = frozenset(
 """Fields of a request that the recipe's other fields set, or that would change the form of the answer."""
 
 Criterion = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
-Setting = Annotated[str, StringConstraints(max_length=2000)] | bool | Integer | Number
+MOST_LEVELS = 8
+"""Most mappings and lists within one another in a setting of a request."""
+MOST_CHARACTERS = 20_000
+"""Most characters of a mapping or a list in a request, as JSON."""
+
+
+Setting = (
+    Annotated[str, StringConstraints(max_length=2000)] | bool | Integer | Number | list[Any] | dict[str, Any]
+)
 
 
 class Budget(Frozen):
@@ -130,9 +143,9 @@ class JudgeServer(Served):
     temperature: NonNegative | None = 0.0
     """Sampling temperature; None: the server's own."""
     max_answer_tokens: Count = 512
-    """Most tokens of an answer."""
+    """Most tokens of an answer, sent as ``max_tokens``. Not sent where ``request`` has ``max_completion_tokens``."""
     request: dict[str, Setting] = Field(default_factory=dict, max_length=MAX_NAMED)
-    """More fields of the request: ``{seed: 1, reasoning_effort: low}``."""
+    """More fields of the request, also nested ones: ``{seed: 1, chat_template_kwargs: {enable_thinking: false}}``."""
     price: Price | None = Field(None, exclude_if=is_unset)
     """Price of its tokens, for the curve ``judge_cost`` and for ``budget.cost``. In no stage key."""
     budget: Budget | None = Field(None, exclude_if=is_unset)
@@ -154,18 +167,32 @@ class JudgeServer(Served):
         """Return the fields that decide the scores, as JSON; Vantage's own question is included as text.
 
         The question lists the criteria in the recipe's order, and the names of a mapping are sorted in a key. So another order than
-        the sorted one is a part of its own.
+        the sorted one is a part of its own. So is that of names within a setting of the request: a server may write an answer's
+        fields in the order of its ``response_format``.
         """
         names = list(self.criteria)
         is_reordered = "{criteria}" in self.template and names != sorted(names)
-        order = {"criteria_order": names} if is_reordered else {}
+        order: dict[str, Any] = {"criteria_order": names} if is_reordered else {}
+        if reordered := {name: json.dumps(each) for name, each in self.request.items() if _is_unsorted(each)}:
+            order["request_order"] = reordered
         return {**super().in_key(), "prompt": self.template, **order}
+
+    @property
+    def token_limit(self) -> dict[str, int]:
+        """The field of the request that bounds an answer; empty: ``request`` has one."""
+        return {} if COMPLETION_TOKENS in self.request else {"max_tokens": self.max_answer_tokens}
+
+    @property
+    def most_answer_tokens(self) -> int:
+        """The most tokens of an answer."""
+        given = self.request.get(COMPLETION_TOKENS)
+        return given if type(given) is int and given > 0 else self.max_answer_tokens
 
     def question_fields(self) -> dict[str, Any]:
         """Return the fields of the request, and what its text is made of."""
         listed = [list(each) for each in self.criteria.items()] if "{criteria}" in self.template else []
         shown = self.bounds if "{criteria}" in self.template and self.against is None else ()
-        sampling = [self.temperature, self.max_answer_tokens, self.request]
+        sampling = [self.temperature, self.token_limit, self.request]
         return {"judge": [self.model, self.template, self.against, listed, list(shown), *sampling]}
 
     @property
@@ -205,9 +232,42 @@ class JudgeServer(Served):
             )
 
     @rule
+    def _the_request_is_bounded(self) -> None:
+        nested = {name: each for name, each in self.request.items() if isinstance(each, dict | list)}
+        for name, value in nested.items():
+            _require_json(value, f"request.{name}", MOST_LEVELS)
+            if (size := len(json.dumps(value))) > MOST_CHARACTERS:
+                raise ValueError(
+                    f"request.{name} has {size} characters as JSON, and may have {MOST_CHARACTERS}; leave something out"
+                )
+
+    @rule
     def _a_cost_has_a_price(self) -> None:
         if self.budget is not None and self.budget.cost is not None and self.price is None:
             raise ValueError(f"budget.cost={self.budget.cost:g} needs the price of tokens; add price")
+
+
+def _require_json(value: Any, path: str, levels: int) -> None:
+    """Raise ValueError if a setting is not JSON with numbers of usual size, or has more than ``levels`` levels."""
+    if isinstance(value, dict | list):
+        if levels == 0:
+            raise ValueError(
+                f"{path} is within {MOST_LEVELS} mappings and lists, which is the most; make the setting flatter"
+            )
+        if isinstance(value, dict) and (odd := [name for name in value if not isinstance(name, str)]):
+            raise ValueError(f"{path} has the name {odd[0]!r}, which is no text; write it in quotes")
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _require_json(inner, f"{path}.{name}", levels - 1)
+    elif isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:  # NaN is neither
+        shown = f"{value:g}" if isinstance(value, float) else f"a number of {value.bit_length()} bits"
+        raise ValueError(f"{path} is {shown}, and must be between -{MAX_NUMBER:g} and {MAX_NUMBER:g}")
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(f"{path} is a {type(value).__name__}; use texts, numbers, true, false and null")
+
+
+def _is_unsorted(value: Any) -> bool:
+    """Return whether the names of a value's mappings are in another order than the sorted one."""
+    return json.dumps(value) != json.dumps(value, sort_keys=True)
 
 
 class RewardServer(Served):

@@ -262,10 +262,13 @@ class Asking:
         """
         server = self._server
         at_once, seconds = server.at_once, server.request_seconds
-        key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
             return httpx.AsyncClient(
-                headers={"Connection": "close", "Accept-Encoding": "identity", **key},
+                headers={
+                    "Connection": "close",
+                    "Accept-Encoding": "identity",
+                    **server.key_headers(self._key),
+                },
                 limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=0),
                 timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds), pool=None),
                 verify=_certificates() if server.url.startswith("https:") else False,

@@ -114,7 +114,7 @@ def _request(judge: JudgeServer, texts: Mapping[str, str]) -> dict[str, Any]:
         **judge.request,
         **sampling,
         "model": judge.model,
-        "max_tokens": judge.max_answer_tokens,
+        **judge.token_limit,
         "messages": [{"role": "user", "content": content}],
     }
 

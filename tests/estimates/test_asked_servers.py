@@ -72,6 +72,9 @@ def test_the_tokens_and_the_cost_by_hand() -> None:
     assert found.question_tokens == 1000 * (10 + 20 + 30)
     assert found.answer_tokens == (16_000, 100_000)
     assert found.cost == pytest.approx((60_000 * 2e-6 + 16_000 * 1e-5, 60_000 * 2e-6 + 100_000 * 1e-5))
+    thinking = judge.model_copy(update={"request": {"max_completion_tokens": 400}})
+    found = Asked(server=thinking, responses=1000.0, prompt=20.0, response=30.0)
+    assert found.answer_tokens == (16_000, 400_000)
     compared = JudgeServer(
         url="http://127.0.0.1:1", model="m", against="answer", prompt="{prompt}{first}{second}"
     )

@@ -95,6 +95,8 @@ JUDGES = [
     {"max_answer_tokens": 9},
     {"request": {"seed": 1}},
     {"request": {"seed": True}},
+    {"request": {"max_completion_tokens": 9}},
+    {"request": {"max_completion_tokens": 9}, "max_answer_tokens": 99},
 ]
 
 
@@ -103,7 +105,7 @@ def test_judges_have_equal_fields_exactly_where_they_ask_equal_questions() -> No
     asked = [[question_digest(each) for each in questions(judge, "p", "r", "a")] for judge in judges]
     fields = [question_digest(judge.question_fields()) for judge in judges]
     equal = [one for one in combinations(range(len(judges)), 2) if fields[one[0]] == fields[one[1]]]
-    assert equal == [(0, 1), (7, 8), (9, 10)]
+    assert equal == [(0, 1), (7, 8), (9, 10), (16, 17)]
     assert equal == [one for one in combinations(range(len(judges)), 2) if asked[one[0]] == asked[one[1]]]
 
 

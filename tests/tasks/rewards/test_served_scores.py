@@ -260,6 +260,41 @@ def test_the_key_comes_from_its_variable(
     assert b"canary" not in (tmp_path / KEPT).read_bytes()
 
 
+def test_a_header_of_the_recipes_choice_holds_the_key(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRITIC_API_KEY", "canary-of-the-judge")
+    for folder, fields in (("bearer", {}), ("own", {"key_header": "api-key"})):
+        asked = judge(server, api_key_variable="CRITIC_API_KEY", **fields)
+        scored(load(tmp_path / folder, asked), slice(0, 1))
+    bearer, own = server.seen.headers
+    assert bearer["Authorization"] == "Bearer canary-of-the-judge" and "api-key" not in bearer
+    assert own["api-key"] == "canary-of-the-judge" and "Authorization" not in own
+
+
+def test_nested_settings_a_query_and_another_limit_of_tokens_reach_the_server(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    """OpenAI's reasoning models refuse ``max_tokens``, and a temperature too."""
+    form = {"type": "json_schema", "json_schema": {"schema": {"properties": {"reason": {}, "a_score": {}}}}}
+    thinking = {"enable_thinking": False, "stops": [1, 2.5, None, "x"]}
+    request = {
+        "max_completion_tokens": 99,
+        "chat_template_kwargs": thinking,
+        "response_format": form,
+        "stop": ["#"],
+    }
+    asked = judge(server, request=request, temperature=None)
+    asked = asked.model_copy(update={"url": f"{server.url}/v1/?api-version=2026-01-01&x=%20"})
+    assert scored(load(tmp_path, asked), slice(0, 1)) == {"judge": [float(points(question(0)))]}
+    (body,) = server.seen.bodies
+    messages = [{"role": "user", "content": question(0)}]
+    assert body == {**request, "model": "critic", "messages": messages}
+    assert list(body["response_format"]["json_schema"]["schema"]["properties"]) == ["reason", "a_score"]
+    assert server.seen.paths == ["/v1/chat/completions?api-version=2026-01-01&x=%20"]
+    assert asked.most_answer_tokens == 99
+
+
 def test_a_proxy_of_the_environment_is_not_asked_for_a_server_on_this_machine(
     server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
