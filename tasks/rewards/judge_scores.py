@@ -76,12 +76,14 @@ class ChatCompletions:
         choices = body["choices"]
         if len(choices) != len(questions):
             raise ValueError(f"{len(choices)} answers to {len(questions)} question")
-        text = choices[0]["message"]["content"]
-        if text is None:  # the model refused, or has only thought
+        message, reason = choices[0]["message"], choices[0].get("finish_reason")
+        # A model that only thought, or refused, leaves the content out. Without a reason too, it is no answer.
+        text = message["content"] if reason is None else message.get("content")
+        if text is None:
             text = ""
         if not isinstance(text, str):
             raise TypeError(f"content is a {type(text).__name__}")
-        is_cut_off = _is_cut_off(choices[0].get("finish_reason"))
+        is_cut_off = _is_cut_off(reason)
         tokens = (counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))
         model = body.get("model")
         return [Reply(text, *tokens, is_cut_off=is_cut_off, model=model if isinstance(model, str) else "")]

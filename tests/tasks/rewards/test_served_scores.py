@@ -382,6 +382,23 @@ def test_a_message_of_another_form_costs_no_answer(
     assert len(list(answers_in(tmp_path / KEPT))) == 1
 
 
+@pytest.mark.parametrize("reason", ["length", "stop", "tool_calls", "content_filter"])
+@pytest.mark.parametrize("message", ["{}", '{"content": null}', '{"reasoning_content": "Well, score: 9"}'])
+def test_a_message_without_content_is_an_unreadable_answer(
+    server: FakeJudge, tmp_path: Path, fresh: Any, message: str, reason: str
+) -> None:
+    """Thinking may use up all tokens. The server has answered, and is paid for it: no request has failed."""
+    choice = f'{{"message": {message}, "finish_reason": "{reason}"}}'
+    usage = '{"prompt_tokens": 7, "completion_tokens": 512}'
+    server.faults.raw = lambda number: f'{{"choices": [{choice}], "usage": {usage}}}'.encode()
+    asked = judge(server, unreadable=-1.0, ask_again=1, budget={"tokens": 10**6})
+    assert scored(load(tmp_path, asked), slice(0, 1)) == {"judge": [-1.0]}
+    assert server.seen.num_requests == 2
+    assert [(each.answer, each.answer_tokens) for each in answers_in(tmp_path / KEPT)] == [("", 512)] * 2
+    metrics = answer_metrics()
+    assert (metrics["judge_failed_calls"], metrics["judge_unreadable"]) == (0, 2)
+
+
 def test_a_server_that_answers_as_another_model_is_warned_of_once(
     server: FakeJudge, tmp_path: Path, fresh: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
