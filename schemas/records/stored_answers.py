@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -25,6 +25,15 @@ class Asked(NamedTuple):
     """Digest of the question."""
     time: int
     """Number of the answer, from 0; only after one that could not be read comes another."""
+
+
+class AnsweredBy(NamedTuple):
+    """Names what a stage asks: a judge and a teacher may have models of one name."""
+
+    kind: Literal["judge", "reward_server", "other"]
+    """``other``: a teacher's server, or a model of the run."""
+    name: str
+    """The model, or the version of a reward server."""
 
 
 class StoredAnswer(Frozen):
@@ -58,6 +67,13 @@ class StoredAnswer(Frozen):
     def source(self) -> str:
         """Return the model, or the version of the server, that was asked."""
         return str(self.asked.get("model", self.asked.get("version")))
+
+    @property
+    def answered_by(self) -> AnsweredBy:
+        """Return what was asked, by the form of the question."""
+        if "messages" in self.asked:
+            return AnsweredBy("judge", self.source)
+        return AnsweredBy("reward_server" if "item" in self.asked else "other", self.source)
 
     def line(self) -> str:
         """Return the line of the file that keeps it, without its end."""

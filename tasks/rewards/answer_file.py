@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from vantage.ledger.journal import end_of_last_line
-from vantage.schemas.records.stored_answers import Asked, StoredAnswer, read_answer
+from vantage.schemas.records.stored_answers import AnsweredBy, Asked, StoredAnswer, read_answer
 from vantage.storage.durable_files import make_folder, sync_folder
 from vantage.tasks.training.scratch import ANSWERS
 
@@ -37,9 +37,9 @@ class AnswerFile:
         """Digests of questions that are under way while responses are sampled; no other term asks them too."""
         self._answers: dict[Asked, tuple[str, int, int]] = {}
         self._cut_off: set[Asked] = set()
-        self._uncounted: set[str] = set()
+        self._uncounted: set[AnsweredBy] = set()
         self._number_of: dict[str, int] = {}
-        self._tokens_of: dict[str, tuple[int, int]] = {}
+        self._tokens_of: dict[AnsweredBy, tuple[int, int]] = {}
         for answer in answers_in(path):
             self._keep(answer)
 
@@ -54,17 +54,17 @@ class AnswerFile:
         """Return whether the server ended an answer before the model did."""
         return asked in self._cut_off
 
-    def is_counted(self, source: str) -> bool:
-        """Return whether all answers of a model have the tokens that its server counted."""
-        return source not in self._uncounted
+    def is_counted(self, asked: AnsweredBy) -> bool:
+        """Return whether all answers of a judge have the tokens that its server counted."""
+        return asked not in self._uncounted
 
     def number_of(self, question: str) -> int:
         """Return how many answers to a question are there."""
         return self._number_of.get(question, 0)
 
-    def tokens_of(self, source: str) -> tuple[int, int]:
-        """Return the tokens of all questions to a model or a version of a server, and of its answers."""
-        return self._tokens_of.get(source, (0, 0))
+    def tokens_of(self, asked: AnsweredBy) -> tuple[int, int]:
+        """Return the tokens of all questions to a judge or a server, and of its answers."""
+        return self._tokens_of.get(asked, (0, 0))
 
     def add(self, answer: StoredAnswer) -> None:
         """Write an answer to the kernel, so that a kill does not lose it; one that is there already is kept.
@@ -100,10 +100,10 @@ class AnswerFile:
         if answer.is_cut_off:
             self._cut_off.add(answer.asked_as)
         if not answer.is_counted:
-            self._uncounted.add(answer.source)
+            self._uncounted.add(answer.answered_by)
         self._number_of[answer.question] = self._number_of.get(answer.question, 0) + 1
-        questions, answers = self.tokens_of(answer.source)
-        self._tokens_of[answer.source] = (
+        questions, answers = self.tokens_of(answer.answered_by)
+        self._tokens_of[answer.answered_by] = (
             questions + answer.question_tokens,
             answers + answer.answer_tokens,
         )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vantage.schemas.recipe.served_scores import SCORE, STOP, JudgeServer, Served
-from vantage.schemas.records.stored_answers import Asked, question_digest
+from vantage.schemas.records.stored_answers import AnsweredBy, Asked, question_digest
 from vantage.tasks.rewards.answer_file import AnswerFile, answer_file
 from vantage.tasks.rewards.asking import Asking, Form, JudgeRefused, Question
 from vantage.tasks.rewards.judge_questions import Unreadable
@@ -225,12 +225,13 @@ class AnsweredScores:
         server = self._server
         if not isinstance(server, JudgeServer) or server.budget is None:
             return
-        if not answers.is_counted(server.model):
+        judge = AnsweredBy("judge", server.model)
+        if not answers.is_counted(judge):
             raise JudgeRefused(
                 f"{self._path}.budget cannot be kept: the server answers without the tokens of question and answer in `usage`; leave "
                 "budget out, or let the server count (all answers are kept)"
             )
-        tokens = answers.tokens_of(server.model)
+        tokens = answers.tokens_of(judge)
         for field, spent, most in (
             ("tokens", float(sum(tokens)), server.budget.tokens),
             ("cost", self._cost(tokens), server.budget.cost),

@@ -18,7 +18,7 @@ from tests.support.fake_judge_server import FakeJudge, Faults, points
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.served_scores import JudgeServer, RewardServer
 from vantage.schemas.recipe.terms import HttpTerm, JudgeTerm
-from vantage.schemas.records.stored_answers import read_answer
+from vantage.schemas.records.stored_answers import AnsweredBy, StoredAnswer, question_digest, read_answer
 from vantage.tasks.data.rows import write_rows
 from vantage.tasks.rewards import answer_file, asking, http_scores, judge_scores
 from vantage.tasks.rewards.answer_file import answers_in
@@ -626,6 +626,23 @@ def test_a_budget_of_tokens_counts_questions_and_answers(
     assert server.seen.num_requests == 5
 
 
+def test_a_budget_is_spent_by_its_judge_alone(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
+    """A teacher, a model of the run and a reward server may have its name; a teacher's ids have no tokens, or many."""
+    others = [
+        ({"model": "critic", "text": "a"}, 0, 0),
+        ({"model": "critic", "prompt_ids": [1], "response_ids": [2]}, 10**6, 1),
+        ({"model": "critic", "question": "?"}, 10**6, 1),
+        ({"version": "critic", "names": [], "item": {}}, 0, 0),
+    ]
+    file = answer_file.answer_file(tmp_path)
+    for asked, question_tokens, answer_tokens in others:
+        tokens = {"question_tokens": question_tokens, "answer_tokens": answer_tokens}
+        file.add(StoredAnswer(question=question_digest(asked), time=0, asked=asked, answer="[1]", **tokens))
+    tokens_of_one = len(question(0).split()) + 2
+    enough = judge(server, at_once=1, budget={"tokens": 24 * tokens_of_one})
+    assert scored(load(tmp_path, enough))["judge"] == [float(points(question(row))) for row in range(24)]
+
+
 def test_a_reward_server_gets_batches_and_gives_named_scores(
     server: FakeJudge, tmp_path: Path, fresh: Any
 ) -> None:
@@ -770,7 +787,7 @@ def test_the_first_of_two_answers_to_a_question_counts(server: FakeJudge, tmp_pa
     assert len(read) == 2
     assert read.answer(kept[0].asked_as) == (kept[0].answer, kept[0].question_tokens, kept[0].answer_tokens)
     assert read.number_of(kept[0].question) == 1
-    assert read.tokens_of("critic") == (
+    assert read.tokens_of(AnsweredBy("judge", "critic")) == (
         sum(each.question_tokens for each in kept),
         sum(each.answer_tokens for each in kept),
     )
