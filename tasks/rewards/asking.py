@@ -232,7 +232,6 @@ class Asking:
         may_go_on: Callable[[], None],
     ) -> None:
         server = self._server
-        self._last_answer = time.monotonic()
         self._open = asyncio.Semaphore(server.at_once)
         self._rate: AbstractAsyncContextManager[None] = nullcontext()
         if server.requests_per_minute is not None:
@@ -242,6 +241,7 @@ class Asking:
             await asyncio.sleep(
                 self._last_request + interval - time.monotonic()
             )  # the limiter knows of no earlier batch
+        self._last_answer = time.monotonic()
         requests = _Requests()
         async with self._client() as client, asyncio.TaskGroup() as tasks:
             for start in range(0, len(questions), self._form.batch):
@@ -297,7 +297,10 @@ class Asking:
         )
 
         async def answered() -> list[Reply]:
-            async with self._open, self._rate:
+            async with self._open:
+                began = time.monotonic()
+                async with self._rate:
+                    self._leave_out_of_patience(began)
                 may_go_on()
                 self._last_request = time.monotonic()
                 with requests.under_way():
@@ -378,6 +381,16 @@ class Asking:
                 else f"; name the variable of its API key in {self._path}.api_key_variable"
             )
         return JudgeRefused(message)
+
+    def _leave_out_of_patience(self, began: float) -> None:
+        """Leave the limit of requests in a minute out of the time without an answer: what it made this request wait, from ``began`` or
+        the request before it on.
+
+        A pause as long as that before a repetition counts all the same: else a dead server that is asked every few seconds
+        would use up no patience.
+        """
+        waited = time.monotonic() - max(began, self._last_request)
+        self._last_answer += max(0.0, waited - LONGEST_PAUSE)
 
     def _gives_up(self, state: RetryCallState) -> bool:
         return (

@@ -616,6 +616,34 @@ def test_patience_is_with_a_server_that_answers(server: FakeJudge, tmp_path: Pat
     assert server.seen.num_requests == 8
 
 
+def test_a_rate_slower_than_patience_uses_up_none_of_it(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    """A request each second and patience for half of one: the first request of each batch fails, and so does a second one."""
+    server.faults.wishes = {0: "0", 2: "0", 3: "0"}
+    scores = load(tmp_path, judge(server, at_once=4, requests_per_minute=60.0, patience_seconds=0.5))
+    for rows in (slice(0, 1), slice(1, 2)):
+        right = [float(points(question(row))) for row in range(rows.start, rows.stop)]
+        assert scored(scores, rows)["judge"] == right
+    assert server.seen.num_requests == 5
+    assert all(later - before >= 0.95 for before, later in pairwise(server.seen.times))
+
+
+def test_patience_with_a_dead_server_ends_also_at_a_rate(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests wait for one another at the rate; each failed at once. The server is silent all the same."""
+    monkeypatch.setattr(asking, "LONGEST_PAUSE", 20.0)
+    monkeypatch.setattr(asking, "wait_random_exponential", lambda **_: lambda state: 0.0)
+    server.faults.share, server.faults.late_seconds = 1.0, 1.0
+    server.faults.refuses = lambda text: 503
+    began = time.monotonic()
+    with pytest.raises(JudgeUnavailable, match="does not answer"):
+        scored(load(tmp_path, judge(server, requests_per_minute=600.0, patience_seconds=1.0)))
+    assert 0.9 < time.monotonic() - began < 15.0
+    assert server.seen.num_requests < 40
+
+
 def test_a_budget_of_tokens_counts_questions_and_answers(
     server: FakeJudge, tmp_path: Path, fresh: Any
 ) -> None:
