@@ -52,6 +52,8 @@ class StoredAnswer(Frozen):
     """Tokens that the server counted; 0: it counts none."""
     is_cut_off: bool = Field(False, exclude_if=is_default(False))
     """Whether the server ended the answer before the model did: at its most tokens, or by a filter."""
+    is_broken: bool = Field(False, exclude_if=is_default(False))
+    """Whether the server broke the answer off, so that the question was asked again: only its tokens count. In no finished file."""
 
     @property
     def asked_as(self) -> Asked:

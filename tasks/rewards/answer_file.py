@@ -40,7 +40,7 @@ class AnswerFile:
         self._uncounted: set[AnsweredBy] = set()
         self._number_of: dict[str, int] = {}
         self._tokens_of: dict[AnsweredBy, tuple[int, int]] = {}
-        for answer in answers_in(path):
+        for answer in _replies_in(path):
             self._keep(answer)
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class AnswerFile:
             OSError: the disk is full; nothing is left of the line.
         """
         with self._lock:
-            if answer.asked_as not in self._answers:
+            if answer.is_broken or answer.asked_as not in self._answers:
                 self._write(answer)
 
     def _write(self, answer: StoredAnswer) -> None:
@@ -94,14 +94,22 @@ class AnswerFile:
         self._file.close()
 
     def _keep(self, answer: StoredAnswer) -> None:
-        if answer.asked_as in self._answers:
-            return
+        if answer.is_broken:
+            self._count(answer)
+        elif answer.asked_as not in self._answers:
+            self._keep_new(answer)
+
+    def _keep_new(self, answer: StoredAnswer) -> None:
         self._answers[answer.asked_as] = (answer.answer, answer.question_tokens, answer.answer_tokens)
         if answer.is_cut_off:
             self._cut_off.add(answer.asked_as)
         if not answer.is_counted:
             self._uncounted.add(answer.answered_by)
         self._number_of[answer.question] = self._number_of.get(answer.question, 0) + 1
+        self._count(answer)
+
+    def _count(self, answer: StoredAnswer) -> None:
+        """Count the tokens of a reply."""
         questions, answers = self.tokens_of(answer.answered_by)
         self._tokens_of[answer.answered_by] = (
             questions + answer.question_tokens,
@@ -118,6 +126,11 @@ def answer_file(scratch: Path) -> AnswerFile:
 
 def answers_in(path: Path) -> Iterator[StoredAnswer]:
     """Yield the complete and undamaged answers of a file; none if it does not exist."""
+    return (reply for reply in _replies_in(path) if not reply.is_broken)
+
+
+def _replies_in(path: Path) -> Iterator[StoredAnswer]:
+    """Yield the answers of a file, and also the replies that are none, whose tokens count."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -133,7 +146,7 @@ def answers_in(path: Path) -> Iterator[StoredAnswer]:
 def write_sorted(source: Path, target: Path) -> dict[str, float]:
     """Write the answers of a file in a fixed order, each once, and return their counts.
 
-    Equal answers make equal files, in whatever order they came.
+    Equal answers make equal files, in whatever order they came, and however many replies were broken off before them.
     """
     lines: dict[Asked, str] = {}
     tokens = [0, 0]

@@ -61,9 +61,11 @@ class JudgeRefused(ValueError):
 class CallFailed(RuntimeError):
     """A request was not answered as it should be; another may succeed."""
 
-    def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
+    def __init__(self, message: str, *, retry_after: float = 0.0, tokens: tuple[int, int] = (0, 0)) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.tokens = tokens
+        """Tokens of question and answer that the server counts for a reply that is none."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,14 @@ def counted_tokens(body: Mapping[str, Any], name: str) -> int:
     """Return a number of tokens from an answer's ``usage``; 0 for what is no number of tokens."""
     tokens = (body.get("usage") or {}).get(name)
     return tokens if type(tokens) is int and 0 <= tokens <= MAX_TOKENS else 0
+
+
+def _tokens_of(body: Any) -> tuple[int, int]:
+    """Return the tokens of question and answer in a body that is no answer; 0 for what is no number of tokens."""
+    try:
+        return counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens")
+    except (AttributeError, TypeError):
+        return 0, 0
 
 
 class Form(Protocol):
@@ -148,6 +158,7 @@ class Asking:
         """Ask the questions, and keep each answer when it comes; before an error is raised, the requests under way are answered.
 
         Args:
+            keep: gets each answer, and also replies that are none, if the server counts their tokens (``is_broken``).
             may_go_on: called before each request; raises if none must be sent.
 
         Raises:
@@ -161,7 +172,7 @@ class Asking:
         def kept(answer: StoredAnswer) -> None:
             nonlocal done
             keep(answer)
-            done += 1
+            done += not answer.is_broken
 
         with start_blocking_portal() as portal:
             asked: Future[None] = portal.start_task_soon(self._ask_all, questions, kept, may_go_on)
@@ -304,7 +315,12 @@ class Asking:
                 may_go_on()
                 self._last_request = time.monotonic()
                 with requests.under_way():
-                    return await self._call(client, questions)
+                    try:
+                        return await self._call(client, questions)
+                    except CallFailed as failed:
+                        if any(failed.tokens):
+                            keep(_broken(questions[0], failed.tokens))
+                        raise
 
         replies: list[Reply] = await retrying(answered)
         self._last_answer = time.monotonic()
@@ -360,11 +376,14 @@ class Asking:
             raise CallFailed(str(error) or type(error).__name__) from error
         if response.is_redirect or response.is_error:
             raise self._failure(response, content)
+        body = None
         try:
-            return self._form.replies(_read_body(content), questions=questions)
+            body = _read_body(content)
+            return self._form.replies(body, questions=questions)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise CallFailed(
-                f"its answer is not what was asked for ({type(error).__name__}: {error})"
+                f"its answer is not what was asked for ({type(error).__name__}: {error})",
+                tokens=_tokens_of(body),
             ) from error
 
     def _failure(self, response: httpx.Response, content: bytes) -> CallFailed | JudgeRefused:
@@ -412,6 +431,20 @@ class Asking:
             f"{self._path}.url={self._server.url} does not answer: {state.attempt_number} requests with one question failed, and for "
             f"{time.monotonic() - self._last_answer:.0f} s there was no answer to any; the last failure: {error}"
         ) from error
+
+
+def _broken(question: Question, tokens: tuple[int, int]) -> StoredAnswer:
+    """Return a reply that is no answer, whose tokens count."""
+    question_tokens, answer_tokens = tokens
+    return StoredAnswer(
+        question=question.digest,
+        time=question.time,
+        asked=dict(question.asked),
+        answer="",
+        question_tokens=question_tokens,
+        answer_tokens=answer_tokens,
+        is_broken=True,
+    )
 
 
 class _Requests:

@@ -654,6 +654,44 @@ def test_a_budget_of_tokens_counts_questions_and_answers(
     assert server.seen.num_requests == 5
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        '{"message": {"content": "score: 1"}, "finish_reason": "error"}',
+        '{"message": {"content": 7}, "finish_reason": "stop"}',
+        '{"message": {"content": "score: 1"}}, {"message": {"content": "score: 2"}}',
+        "",
+    ],
+)
+def test_replies_that_are_no_answers_spend_the_budget_too(
+    server: FakeJudge, tmp_path: Path, fresh: Any, fault: str
+) -> None:
+    """The server counts 100 tokens for each, and they are paid for, also those before a kill."""
+
+    def broken(number: int) -> bytes:
+        usage = '{"prompt_tokens": 60, "completion_tokens": 40}'
+        return f'{{"choices": [{fault}], "usage": {usage}}}'.encode()
+
+    server.faults.raw = broken
+    capped = judge(server, at_once=1, budget={"tokens": 250})
+    with pytest.raises(BudgetSpent, match=r"budget\.tokens=250 is spent \(300 for critic so far\)"):
+        scored(load(tmp_path, capped), slice(0, 1))
+    assert server.seen.num_requests == 3
+    fresh()
+    with pytest.raises(BudgetSpent, match=r"\(300 for critic so far\)"):
+        scored(load(tmp_path, capped), slice(0, 1))
+    assert server.seen.num_requests == 3
+    fresh()
+    server.faults = Faults()
+    right = {"judge": [float(points(question(row))) for row in range(3)]}
+    larger = judge(server, budget={"tokens": 10**6})
+    assert scored(load(tmp_path, larger), slice(0, 3)) == right
+    assert scored(load(tmp_path / "whole", larger), slice(0, 3)) == right
+    for folder in (tmp_path, tmp_path / "whole"):
+        answer_file.write_sorted(folder / KEPT, folder / "sorted")
+    assert (tmp_path / "sorted").read_bytes() == (tmp_path / "whole" / "sorted").read_bytes()
+
+
 def test_a_budget_is_spent_by_its_judge_alone(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     """A teacher, a model of the run and a reward server may have its name; a teacher's ids have no tokens, or many."""
     others = [
