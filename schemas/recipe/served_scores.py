@@ -110,7 +110,8 @@ class Served(CalledServer):
     name: Name
     """Name of the term in metrics."""
     unreadable: Number | Literal["stop"] = STOP
-    """Treatment of a response whose answers cannot be read: ``stop`` ends the stage; a number becomes each of its scores."""
+    """Treatment of a response whose answers cannot be read: ``stop`` ends the stage; a number becomes each of its scores, also where
+    the server refuses the question and answers others."""
     ask_again: CountOrZero = 2
     """Most repetitions of a question whose answer cannot be read."""
 

@@ -54,6 +54,8 @@ class StoredAnswer(Frozen):
     """Whether the server ended the answer before the model did: at its most tokens, or by a filter."""
     is_broken: bool = Field(False, exclude_if=is_default(False))
     """Whether the server broke the answer off, so that the question was asked again: only its tokens count. In no finished file."""
+    refusal: str = Field("", exclude_if=is_default(""))
+    """Code and reason with which the server refuses the question; empty: it answers."""
 
     @property
     def asked_as(self) -> Asked:
@@ -62,8 +64,10 @@ class StoredAnswer(Frozen):
 
     @property
     def is_counted(self) -> bool:
-        """Return whether the server counted the tokens of question and answer."""
-        return self.question_tokens > 0 and (self.answer_tokens > 0 or not self.answer)
+        """Return whether the server counted the tokens of question and answer; those of a refused question are none."""
+        return bool(self.refusal) or (
+            self.question_tokens > 0 and (self.answer_tokens > 0 or not self.answer)
+        )
 
     @property
     def source(self) -> str:

@@ -37,6 +37,8 @@ class AnswerFile:
         """Digests of questions that are under way while responses are sampled; no other term asks them too."""
         self._answers: dict[Asked, tuple[str, int, int]] = {}
         self._cut_off: set[Asked] = set()
+        self._refused: set[Asked] = set()
+        self._answering: set[AnsweredBy] = set()
         self._uncounted: set[AnsweredBy] = set()
         self._number_of: dict[str, int] = {}
         self._tokens_of: dict[AnsweredBy, tuple[int, int]] = {}
@@ -53,6 +55,14 @@ class AnswerFile:
     def is_cut_off(self, asked: Asked) -> bool:
         """Return whether the server ended an answer before the model did."""
         return asked in self._cut_off
+
+    def is_refused(self, asked: Asked) -> bool:
+        """Return whether the server refused the question."""
+        return asked in self._refused
+
+    def has_answers_of(self, asked: AnsweredBy) -> bool:
+        """Return whether a judge or a server has answered a question."""
+        return asked in self._answering
 
     def is_counted(self, asked: AnsweredBy) -> bool:
         """Return whether all answers of a judge have the tokens that its server counted."""
@@ -103,6 +113,10 @@ class AnswerFile:
         self._answers[answer.asked_as] = (answer.answer, answer.question_tokens, answer.answer_tokens)
         if answer.is_cut_off:
             self._cut_off.add(answer.asked_as)
+        if answer.refusal:
+            self._refused.add(answer.asked_as)
+        else:
+            self._answering.add(answer.answered_by)
         if not answer.is_counted:
             self._uncounted.add(answer.answered_by)
         self._number_of[answer.question] = self._number_of.get(answer.question, 0) + 1

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vantage.schemas.recipe.served_scores import SCORE, STOP, JudgeServer, Served
+from vantage.schemas.recipe.served_scores import SCORE, STOP, JudgeServer, RewardServer, Served
 from vantage.schemas.records.stored_answers import AnsweredBy, Asked, question_digest
 from vantage.tasks.rewards.answer_file import AnswerFile, answer_file
 from vantage.tasks.rewards.asking import Asking, Form, JudgeRefused, Question
@@ -67,7 +67,10 @@ class AnsweredScores:
         self._questions, self._read, self._joined = questions, read, joined
         self._names = server.score_names or (SCORE,)
         self._scratch = source.job.scratch
-        self._asking = Asking(server, form, path=self._path)
+        keeps_refusals = server.unreadable != STOP
+        self._asking = Asking(
+            server, form, path=self._path, has_answered=self._has_answered if keeps_refusals else None
+        )
         self._begun: set[str] = set()
         """Digests of questions that were begun while responses were sampled."""
         self._failed_before = 0
@@ -191,12 +194,14 @@ class AnsweredScores:
         text, *tokens = found
         answer_record.note_answer(tokens, cost=self._cost(tokens))
         try:
+            if answers.is_refused(Asked(digest, time)):
+                raise Unreadable("the server refuses the question")
             if answers.is_cut_off(Asked(digest, time)):
                 raise Unreadable("it was cut off, by a filter or at max_answer_tokens")
             read[digest] = self._read(text)
         except Unreadable as error:
             answer_record.note_unreadable()
-            if time + 1 < most:
+            if time + 1 < most and not answers.is_refused(Asked(digest, time)):
                 return False
             self._require_a_number(digest, time + 1, text, error)
             read[digest] = None
@@ -220,12 +225,16 @@ class AnsweredScores:
             f"correct the question or the server, or set {self._path}.unreadable to a number (all answers are kept)"
         )
 
+    def _has_answered(self) -> bool:
+        """Return whether the server has answered a question of the stage, now or before a restart."""
+        return answer_file(self._scratch).has_answers_of(_answered_by(self._server))
+
     def _require_budget(self, answers: AnswerFile) -> None:
         """Raise BudgetSpent if the answers so far have used up the budget, JudgeRefused if their tokens are not counted."""
         server = self._server
         if not isinstance(server, JudgeServer) or server.budget is None:
             return
-        judge = AnsweredBy("judge", server.model)
+        judge = _answered_by(server)
         if not answers.is_counted(judge):
             raise JudgeRefused(
                 f"{self._path}.budget cannot be kept: the server answers without the tokens of question and answer in `usage`; leave "
@@ -244,3 +253,11 @@ class AnsweredScores:
     def _cost(self, tokens: Sequence[int]) -> float:
         price = self._server.price if isinstance(self._server, JudgeServer) else None
         return 0.0 if price is None else (tokens[0] * price.question + tokens[1] * price.answer) / 1e6
+
+
+def _answered_by(server: Served) -> AnsweredBy:
+    """Return the name under which a server's answers are kept."""
+    if isinstance(server, JudgeServer):
+        return AnsweredBy("judge", server.model)
+    assert isinstance(server, RewardServer)
+    return AnsweredBy("reward_server", server.version)

@@ -27,6 +27,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from vantage.schemas.recipe.called_server import CalledServer
 from vantage.schemas.recipe.fields import MAX_NAMED
+from vantage.schemas.recipe.served_scores import STOP
 from vantage.schemas.records.stored_answers import StoredAnswer
 from vantage.schemas.safe_text import MASK
 from vantage.schemas.strict_json import without_repeats
@@ -41,6 +42,8 @@ LONGEST_PAUSE = 20.0
 """Most seconds before a request is repeated, unless the server asks for more."""
 LONGEST_WISH = 300.0
 """Most seconds of a server's ``Retry-After`` that are waited."""
+MOST_REFUSED = 64
+"""Most questions that a server may refuse beyond those that it has answered: all responses to a long prompt, for example."""
 MAX_TOKENS = 2**31 - 1
 """Most tokens of one question or answer that a server is believed to have counted."""
 MAX_BYTES = 64 * 2**20
@@ -56,6 +59,14 @@ class JudgeUnavailable(RuntimeError):
 
 class JudgeRefused(ValueError):
     """A server refuses a question, and would refuse it again."""
+
+
+class QuestionRefused(JudgeRefused):
+    """A server refuses one question, or every one: too long for its model, filtered, or a request that it does not know."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class CallFailed(RuntimeError):
@@ -126,18 +137,29 @@ class Asking:
     """Asks one server."""
 
     def __init__(
-        self, server: CalledServer, form: Form, *, path: str, phase: str = "waiting for judges"
+        self,
+        server: CalledServer,
+        form: Form,
+        *,
+        path: str,
+        phase: str = "waiting for judges",
+        has_answered: Callable[[], bool] | None = None,
     ) -> None:
         """Prepare to ask; nothing is sent.
 
         Args:
             path: of the server in the recipe, for messages.
             phase: name of the phase in which the stage waits for answers.
+            has_answered: returns whether the server has answered a question of the stage. Then a question that it refuses is kept as
+                such, and asked no more. None: a refusal ends the stage.
 
         Raises:
             ValueError: the variable of its key is not set, or holds no key.
         """
         self._server, self._form, self._path, self._phase = server, form, path, phase
+        self._has_answered = has_answered
+        self._answered = self._refused = 0
+        """Questions that the server has answered, and those that it has refused."""
         self._url = server.address(form.path)
         self._key = api_key(server.api_key_variable, f"{path}.api_key_variable")
         self._last_answer = 0.0
@@ -163,7 +185,7 @@ class Asking:
 
         Raises:
             JudgeUnavailable: no question is answered for ``patience_seconds``, or one of them not after many requests.
-            JudgeRefused: the server refuses a request.
+            JudgeRefused: the server refuses a request, and more than a question here and there.
         """
         if not questions:
             return
@@ -253,14 +275,31 @@ class Asking:
                 self._last_request + interval - time.monotonic()
             )  # the limiter knows of no earlier batch
         self._last_answer = time.monotonic()
-        requests = _Requests()
         async with self._client() as client, asyncio.TaskGroup() as tasks:
+            requests = _Requests(client, keep, may_go_on)
             for start in range(0, len(questions), self._form.batch):
                 some = questions[start : start + self._form.batch]
-                answered = partial(self._ask_until_answered, client, some, keep, may_go_on, requests)
+                answered = partial(self._ask_until_answered, some, requests)
                 requests.add(tasks.create_task(requests.watched(answered)))
+        self._keep_refused(requests)
         if requests.error is not None:
             raise requests.error
+
+    def _keep_refused(self, requests: "_Requests") -> None:
+        """Keep the questions that the server refused, if it has answered others.
+
+        Whether it has is known when all are asked: a refusal comes sooner than the first answer.
+        """
+        if not requests.refused:
+            return
+        if self._has_answered is not None and self._has_answered():
+            for question, refused in requests.refused:
+                requests.keep(_without_text(question, refusal=self._safe(refused.reason)))
+        elif requests.error is None:
+            _, first = requests.refused[0]
+            requests.error = JudgeRefused(
+                f"{first}; it has answered no other question of this stage, so the request itself may be wrong"
+            )
 
     def _client(self) -> httpx.AsyncClient:
         """Return a client; a proxy of the environment is used, though not for a server on this machine.
@@ -291,42 +330,27 @@ class Asking:
                 "server's host in NO_PROXY"
             ) from error
 
-    async def _ask_until_answered(
-        self,
-        client: httpx.AsyncClient,
-        questions: Sequence[Question],
-        keep: Callable[[StoredAnswer], None],
-        may_go_on: Callable[[], None],
-        requests: "_Requests",
-    ) -> None:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(CallFailed),
-            wait=_pause,
-            stop=lambda state: requests.error is not None or self._gives_up(state),
-            before_sleep=self._note_failure,
-            retry_error_callback=self._unavailable,
-        )
-
-        async def answered() -> list[Reply]:
-            async with self._open:
-                began = time.monotonic()
-                async with self._rate:
-                    self._leave_out_of_patience(began)
-                may_go_on()
-                self._last_request = time.monotonic()
-                with requests.under_way():
-                    try:
-                        return await self._call(client, questions)
-                    except CallFailed as failed:
-                        if any(failed.tokens):
-                            keep(_broken(questions[0], failed.tokens))
-                        raise
-
-        replies: list[Reply] = await retrying(answered)
+    async def _ask_until_answered(self, questions: Sequence[Question], requests: "_Requests") -> None:
+        """Ask in one request until it is answered; where a batch is refused, ask each of its questions alone."""
+        try:
+            replies = await self._replies(questions, requests)
+        except QuestionRefused as refused:
+            if self._has_answered is None:
+                raise
+            self._last_answer = time.monotonic()
+            if len(questions) == 1:
+                self._note_refusal(refused)
+                requests.refused.append((questions[0], refused))
+            else:
+                for each in questions:
+                    if requests.error is None:
+                        await self._ask_until_answered([each], requests)
+            return
         self._last_answer = time.monotonic()
+        self._answered += len(questions)
         for question, reply in zip(questions, replies, strict=True):
             self._note_model(reply.model)
-            keep(
+            requests.keep(
                 StoredAnswer(
                     question=question.digest,
                     time=question.time,
@@ -336,6 +360,53 @@ class Asking:
                     answer_tokens=reply.answer_tokens,
                     is_cut_off=reply.is_cut_off,
                 )
+            )
+
+    async def _replies(self, questions: Sequence[Question], requests: "_Requests") -> list[Reply]:
+        """Repeat a request until it is answered."""
+
+        async def once() -> list[Reply]:
+            async with self._open:
+                began = time.monotonic()
+                async with self._rate:
+                    self._leave_out_of_patience(began)
+                requests.may_go_on()
+                self._last_request = time.monotonic()
+                with requests.under_way():
+                    try:
+                        return await self._call(requests.client, questions)
+                    except CallFailed as failed:
+                        asked, answered = failed.tokens
+                        if asked or answered:
+                            tokens = {"question_tokens": asked, "answer_tokens": answered}
+                            requests.keep(_without_text(questions[0], is_broken=True, **tokens))
+                        raise
+
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(CallFailed),
+            wait=_pause,
+            stop=lambda state: requests.error is not None or self._gives_up(state),
+            before_sleep=self._note_failure,
+            retry_error_callback=self._unavailable,
+        )
+        replies: list[Reply] = await retrying(once)
+        return replies
+
+    def _note_refusal(self, refused: QuestionRefused) -> None:
+        """Count a refused question.
+
+        Raises:
+            QuestionRefused: the server refuses more questions than it answers.
+        """
+        self._refused += 1
+        if self._refused > self._answered + MOST_REFUSED:
+            raise refused
+        if _is_logged(self._refused):
+            log.warning(
+                "%s: %d questions are refused, and count as unreadable: %s",
+                self._path,
+                self._refused,
+                refused,
             )
 
     def _note_model(self, name: str) -> None:
@@ -392,6 +463,10 @@ class Asking:
         if response.is_server_error or code in _TEMPORARY:
             return CallFailed(f"{code}: {reason}", retry_after=_retry_after(response))
         message = f"{self._path}.url={self._server.url} answered {code}: {reason}"
+        if code in _OF_A_QUESTION:
+            if getattr(self._server, "unreadable", None) == STOP:
+                message += f"; if it refuses single questions alone, set {self._path}.unreadable to a number"
+            return QuestionRefused(message, f"{code}: {reason}")
         if code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             name = self._server.api_key_variable
             message += (
@@ -419,7 +494,7 @@ class Asking:
 
     def _note_failure(self, state: RetryCallState) -> None:
         self.failed_calls += 1
-        if self.failed_calls in (1, 10, 100) or self.failed_calls % 1000 == 0:
+        if _is_logged(self.failed_calls):
             error = state.outcome.exception() if state.outcome is not None else None
             log.warning(
                 "%s: %d requests have failed and are repeated: %s", self._path, self.failed_calls, error
@@ -433,26 +508,32 @@ class Asking:
         ) from error
 
 
-def _broken(question: Question, tokens: tuple[int, int]) -> StoredAnswer:
-    """Return a reply that is no answer, whose tokens count."""
-    question_tokens, answer_tokens = tokens
+def _is_logged(count: int) -> bool:
+    """Return whether a fault that has come so often gets a line in the log."""
+    return count in (1, 10, 100) or count % 1000 == 0
+
+
+def _without_text(question: Question, **fields: Any) -> StoredAnswer:
+    """Return what is kept of a question that has no answer."""
     return StoredAnswer(
-        question=question.digest,
-        time=question.time,
-        asked=dict(question.asked),
-        answer="",
-        question_tokens=question_tokens,
-        answer_tokens=answer_tokens,
-        is_broken=True,
+        question=question.digest, time=question.time, asked=dict(question.asked), answer="", **fields
     )
 
 
 class _Requests:
     """Requests that are made at once. When an error ends one of them, those under way are still answered, and no other begins."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        keep: Callable[[StoredAnswer], None],
+        may_go_on: Callable[[], None],
+    ) -> None:
+        self.client, self.keep, self.may_go_on = client, keep, may_go_on
         self.error: Exception | None = None
         """The first error; None: there was none."""
+        self.refused: list[tuple[Question, QuestionRefused]] = []
+        """Questions that the server refused, one by one."""
         self._tasks: list[asyncio.Task[None]] = []
         self._under_way: set[asyncio.Task[Any] | None] = set()
 
@@ -489,6 +570,12 @@ _TEMPORARY = (
     httpx.codes.TOO_MANY_REQUESTS,
 )
 """Codes of refusals that another request may not meet."""
+_OF_A_QUESTION = (
+    httpx.codes.BAD_REQUEST,
+    httpx.codes.REQUEST_ENTITY_TOO_LARGE,
+    httpx.codes.UNPROCESSABLE_ENTITY,
+)
+"""Codes of refusals that may be of one question: it is too long, or filtered."""
 
 
 @cache

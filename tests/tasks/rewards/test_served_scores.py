@@ -237,6 +237,123 @@ def test_a_refusal_is_not_repeated(server: FakeJudge, tmp_path: Path, fresh: Any
     assert server.seen.num_requests <= 4
 
 
+REFUSED = "5 + 5?"
+"""A part of the one prompt whose question is refused."""
+
+
+def refusing(status: int) -> Any:
+    """Return a function that refuses the question about one prompt, as a server whose model it is too long for."""
+    return lambda text: status if f" {REFUSED}" in text else None
+
+
+def all_but_one(number: float) -> list[float]:
+    return [number if row == 5 else float(points(question(row))) for row in range(24)]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refused_question_is_an_unreadable_answer_where_the_recipe_has_a_number_for_it(
+    server: FakeJudge, tmp_path: Path, fresh: Any, status: int
+) -> None:
+    """It is refused sooner than others are answered, asked once in the life of the stage, and spends nothing."""
+    server.faults.refuses, server.delay = refusing(status), 0.05
+    asked = judge(server, unreadable=-3.0, budget={"tokens": 10**6})
+    assert scored(load(tmp_path, asked))["judge"] == all_but_one(-3.0)
+    assert server.seen.num_requests == 24
+    (refused,) = [answer for answer in answers_in(tmp_path / KEPT) if answer.refusal]
+    assert PROMPTS[5] in refused.asked["messages"][0]["content"]
+    assert refused.refusal == f'{status}: {{"error": "this question is not allowed"}}'
+    metrics = answer_metrics()
+    assert (metrics["judge_unreadable"], metrics["judge_answers"], metrics["judge_failed_calls"]) == (
+        1,
+        24,
+        0,
+    )
+    fresh()
+    server.stop()
+    assert scored(load(tmp_path, asked))["judge"] == all_but_one(-3.0)
+    server.start()
+
+
+def test_a_question_that_is_refused_first_is_kept_when_others_are_answered(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    """One at a time; after a restart, no other question may be left to ask."""
+    server.faults.refuses = lambda text: 400 if PROMPTS[0] in text else None
+    asked = judge(server, unreadable=0.0, at_once=1)
+    right = [0.0, *(float(points(question(row))) for row in range(1, 4))]
+    assert scored(load(tmp_path / "one", asked), slice(0, 4))["judge"] == right
+    assert scored(load(tmp_path / "two", asked), slice(1, 4))["judge"] == right[1:]
+    fresh()
+    assert scored(load(tmp_path / "two", asked), slice(0, 1))["judge"] == right[:1]
+
+
+def test_a_server_that_has_answered_nothing_ends_the_stage_by_its_refusal(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request itself may be wrong; and no answer is kept, so that nothing of it counts when the server is set right."""
+    monkeypatch.setattr(asking, "MOST_REFUSED", 3)
+    server.faults.refused = 400
+    asked = judge(server, unreadable=0.0, at_once=1)
+    with pytest.raises(
+        JudgeRefused, match=r"answered 400: .*; it has answered no other question of this stage"
+    ):
+        scored(load(tmp_path, asked), slice(0, 2))
+    assert server.seen.num_requests == 2
+    with pytest.raises(JudgeRefused, match="answered 400: .*no such model"):
+        scored(load(tmp_path, asked))
+    assert server.seen.num_requests == 2 + 4, "three are refused, and the next one ends the stage"
+    assert not list(answers_in(tmp_path / KEPT))
+    server.faults.refused = None
+    fresh()
+    assert scored(load(tmp_path, asked))["judge"] == [float(points(question(row))) for row in range(24)]
+
+
+def test_a_server_that_begins_to_refuse_everything_ends_the_stage(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "MOST_REFUSED", 3)
+    scores = load(tmp_path, judge(server, unreadable=0.0, at_once=1))
+    scored(scores, slice(0, 4))
+    server.faults.refused = 400
+    with pytest.raises(JudgeRefused, match="answered 400"):
+        scored(scores, slice(4, 24))
+    assert server.seen.num_requests == 4 + 4 + 3 + 1
+
+
+@pytest.mark.parametrize(("status", "unreadable"), [(400, "stop"), (404, 0.0), (401, 0.0), (403, 0.0)])
+def test_another_refusal_or_no_number_for_it_ends_the_stage(
+    server: FakeJudge, tmp_path: Path, fresh: Any, status: int, unreadable: Any
+) -> None:
+    server.faults.refuses = refusing(status)
+    remedy = (
+        "if it refuses single questions alone, set .*judge.unreadable to a number" if status == 400 else ""
+    )
+    with pytest.raises(JudgeRefused, match=f"answered {status}: .*{remedy}"):
+        scored(load(tmp_path, judge(server, at_once=1, unreadable=unreadable)))
+    assert not [answer for answer in answers_in(tmp_path / KEPT) if answer.refusal]
+
+
+def test_the_items_of_a_refused_batch_are_asked_about_alone(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    server.faults.refuses = refusing(413)
+    asked = RewardServer(url=server.url, version="2", batch=8, unreadable=-1.0, patience_seconds=5.0)
+    right = [points(PROMPTS[row] + RESPONSES[row]) / 4 for row in range(24)]
+    assert scored(load(tmp_path, asked))["judge"] == [*right[:5], -1.0, *right[6:]]
+    assert sorted(len(body["items"]) for body in server.seen.bodies) == [1] * 8 + [8] * 3
+
+
+def test_a_question_that_is_refused_after_an_unreadable_answer_is_unreadable(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    server.faults.unreadable = lambda text, time: "Seven." if f" {REFUSED}" in text else None
+    server.faults.refuses = lambda text: (
+        400 if f" {REFUSED}" in text and any(REFUSED in each for each in server.seen.questions) else None
+    )
+    assert scored(load(tmp_path, judge(server, unreadable=2.0, at_once=1)))["judge"] == all_but_one(2.0)
+    assert server.seen.num_requests == 25
+
+
 def test_the_key_comes_from_its_variable(
     server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
