@@ -257,7 +257,10 @@ def test_a_refused_question_is_an_unreadable_answer_where_the_recipe_has_a_numbe
     """It is refused sooner than others are answered, asked once in the life of the stage, and spends nothing."""
     server.faults.refuses, server.delay = refusing(status), 0.05
     asked = judge(server, unreadable=-3.0, budget={"tokens": 10**6})
-    assert scored(load(tmp_path, asked))["judge"] == all_but_one(-3.0)
+    scores = load(tmp_path, asked)
+    scored(scores, slice(0, 12))
+    answer_metrics()
+    assert scored(scores)["judge"] == all_but_one(-3.0)
     assert server.seen.num_requests == 24
     (refused,) = [answer for answer in answers_in(tmp_path / KEPT) if answer.refusal]
     assert PROMPTS[5] in refused.asked["messages"][0]["content"]
