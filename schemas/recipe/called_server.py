@@ -52,12 +52,6 @@ class CalledServer(Frozen):
         place, mark, query = self.url.partition("?")
         return f"{place.rstrip('/')}{path}{mark}{query}" if path else self.url
 
-    def key_headers(self, key: str | None) -> dict[str, str]:
-        """Return the header that holds an API key; none without a key."""
-        if key is None:
-            return {}
-        return {self.key_header: key} if self.key_header else {"Authorization": f"Bearer {key}"}
-
     def in_key(self) -> dict[str, Any]:
         """Return the fields that decide the answers, as JSON."""
         return self.model_dump(mode="json", exclude=set(self.not_in_key))

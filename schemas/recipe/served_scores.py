@@ -179,11 +179,6 @@ class JudgeServer(Served):
         return {**super().in_key(), "prompt": self.template, **order}
 
     @property
-    def token_limit(self) -> dict[str, int]:
-        """The field of the request that bounds an answer; empty: ``request`` has one."""
-        return {} if COMPLETION_TOKENS in self.request else {"max_tokens": self.max_answer_tokens}
-
-    @property
     def most_answer_tokens(self) -> int:
         """The most tokens of an answer."""
         given = self.request.get(COMPLETION_TOKENS)
@@ -193,7 +188,8 @@ class JudgeServer(Served):
         """Return the fields of the request, and what its text is made of."""
         listed = [list(each) for each in self.criteria.items()] if "{criteria}" in self.template else []
         shown = self.bounds if "{criteria}" in self.template and self.against is None else ()
-        sampling = [self.temperature, self.token_limit, self.request]
+        limit = None if COMPLETION_TOKENS in self.request else self.max_answer_tokens
+        sampling = [self.temperature, limit, self.request]
         return {"judge": [self.model, self.template, self.against, listed, list(shown), *sampling]}
 
     @property

@@ -317,7 +317,7 @@ class Asking:
                 headers={
                     "Connection": "close",
                     "Accept-Encoding": "identity",
-                    **server.key_headers(self._key),
+                    **_key_headers(server, self._key),
                 },
                 limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=0),
                 timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds), pool=None),
@@ -582,6 +582,13 @@ _OF_A_QUESTION = (
 def _certificates() -> ssl.SSLContext:
     """Return what certificates are checked against; reading it takes longer than a request."""
     return httpx.create_ssl_context()
+
+
+def _key_headers(server: CalledServer, key: str | None) -> dict[str, str]:
+    """Return the header that holds an API key; none without a key."""
+    if key is None:
+        return {}
+    return {server.key_header: key} if server.key_header else {"Authorization": f"Bearer {key}"}
 
 
 def _pause(state: RetryCallState) -> float:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vantage.schemas.recipe.served_scores import SCORE, JudgeServer
+from vantage.schemas.recipe.served_scores import COMPLETION_TOKENS, SCORE, JudgeServer
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)"
 _PREFERENCE = r"(?:response[ \t]+|a[ \t]+(?=tie\b))?(a|b|tie)\b"
@@ -110,11 +110,12 @@ def _in_words(name: str) -> str:
 def _request(judge: JudgeServer, texts: Mapping[str, str]) -> dict[str, Any]:
     content = filled(judge.template, {**texts, "criteria": _criteria(judge)})
     sampling = {} if judge.temperature is None else {"temperature": judge.temperature}
+    limit = {} if COMPLETION_TOKENS in judge.request else {"max_tokens": judge.max_answer_tokens}
     return {
         **judge.request,
         **sampling,
         "model": judge.model,
-        **judge.token_limit,
+        **limit,
         "messages": [{"role": "user", "content": content}],
     }
 

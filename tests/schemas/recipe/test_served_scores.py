@@ -45,7 +45,10 @@ HTTP = {"url": "https://scores.example.org/score", "version": "1"}
         ({"judge": {**JUDGE, "request": {"a": [10**400]}}}, "request.a.0 is a number of 1329 bits"),
         ({"judge": {**JUDGE, "request": {"a": [float("nan")]}}}, "request.a.0 is nan, and must be"),
         ({"judge": {**JUDGE, "request": {"a": [float("-inf")]}}}, "request.a.0 is -inf, and must be"),
-        ({"judge": {**JUDGE, "request": {"a": {"b": {1: 2}}}}}, "request.a.b has the name 1, which is no text"),
+        (
+            {"judge": {**JUDGE, "request": {"a": {"b": {1: 2}}}}},
+            "request.a.b has the name 1, which is no text",
+        ),
         ({"judge": {**JUDGE, "request": {"a": {"b": {2}}}}}, "request.a.b is a set; use texts, numbers"),
         (
             {"judge": {**JUDGE, "request": {"a": [[[[[[[[[]]]]]]]]]}}},
