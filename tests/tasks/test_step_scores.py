@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.tasks.own_rewards import policy_job, rollouts_of, verifiers, with_reward
 from vantage.ledger.journal import read
+from vantage.models.builtin import build_builtin
+from vantage.models.folders import load_tokenizer
 from vantage.models.heads import load_scalar, scores
 from vantage.models.sequences import collate
 from vantage.schemas.recipe.pass_limits import PassLimits
@@ -284,6 +286,38 @@ def test_white_space_at_the_start_of_a_token_ends_a_step() -> None:
     assert tokenizer.decode([3]) == "c" and tokenizer.decode([0, 1, 2, 3]) == "ab. c"
     finder = StepFinder(Decoded(tokenizer), StepEnds(text=". "))  # type: ignore[arg-type]
     assert finder.positions([0, 1, 2, 3, 1, 2, 0, 1]) == [3, 6, 7]
+
+
+@pytest.mark.parametrize("marker", ["\n", "\n\n", ". ", "。", " é", "a", "Step"])
+@pytest.mark.parametrize("name", ["bytes", "words", "nano"])
+def test_one_pass_finds_what_decoding_each_beginning_finds(name: str, marker: str, tmp_path: Path) -> None:
+    """Also in texts that no tokenizer writes: a policy may sample any bytes."""
+    if name == "bytes":
+        vocabulary = sorted(ByteLevel.alphabet())
+        tokenizer = byte_tokenizer(decoders.ByteLevel(), vocabulary)
+    elif name == "words":
+        vocabulary = ["▁a", "▁", "a", ".", "。", "\n", "\n\n", "▁é", "é", "▁Step", "St", "ep", "▁."]
+        tokenizer = byte_tokenizer(decoders.Metaspace(), vocabulary)
+    else:
+        build_builtin("nano", tmp_path, seed=0)
+        tokenizer = load_tokenizer(tmp_path)
+        vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)  # type: ignore[arg-type]
+    finder = StepFinder(Decoded(tokenizer), StepEnds(text=marker))  # type: ignore[arg-type]
+    rng = numpy.random.default_rng(5)
+    texts = ["a. b。\n\n\n Step é.\n", "\n" * 7, f"{marker}x{marker}{marker}"]
+    ids = [tokenizer(text)["input_ids"] for text in texts] if name != "words" else []
+    ids += [rng.integers(0, len(vocabulary), 40).tolist() for _ in range(200)]
+    streamed = [finder._streamed(each) for each in ids]
+    assert streamed == [finder.decoded(each) for each in ids]
+    assert any(streamed) or name == "nano"
+
+
+def test_many_markers_are_found_without_decoding_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_tokenizer(decoders.ByteLevel(), sorted(ByteLevel.alphabet()))
+    finder = StepFinder(Decoded(tokenizer), StepEnds(text="\n\n"))  # type: ignore[arg-type]
+    ids = tokenizer("\n" * 9)["input_ids"]
+    monkeypatch.setattr(tokenizer, "decode", None)
+    assert finder.positions(ids) == [1, 3, 5, 7, 8]
 
 
 @pytest.mark.parametrize(("marker", "is_silent"), [("\n", True), ("\n\n", False)])
