@@ -44,6 +44,8 @@ LOAD_SECONDS = 120.0
 """Most seconds of the file's execution: its imports may be large."""
 MAX_PRINTED = 2**20
 """Most bytes that one call may print."""
+MAX_REPLY = 64 * 2**20
+"""Most bytes of the verdicts of one batch; code that writes into their pipe itself would fill the memory."""
 MAX_LOGGED = 4 * 2**20
 """Most bytes of its output that go into the stage's log."""
 
@@ -359,6 +361,8 @@ class _Running:
             waited, looked_at = waited + min(now - looked_at, 2 * _LOOK_SECONDS), now
             if self._printed > MAX_PRINTED:
                 return _NoReply(printed=True)
+            if b"\n" not in self._unread and len(self._unread) > MAX_REPLY:
+                return _NoReply(strange=self._unread[:1000])
             if b"\n" not in self._unread and status is not None:
                 return _NoReply(status=status)
             if b"\n" not in self._unread and waited >= seconds:

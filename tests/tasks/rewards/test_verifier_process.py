@@ -200,6 +200,27 @@ def test_processes_that_it_forks_answer_nothing(tmp_path: Path, kind: str) -> No
     _expect_own_scores(tmp_path, num_cases=4 if kind == "calls at the same time" else 12)
 
 
+def test_a_reply_without_an_end_fills_no_memory(
+    verifier: VerifierProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that writes into the pipe of its verdicts, and ends no line."""
+    monkeypatch.setattr(verifier_process, "MAX_REPLY", 2**20)
+    before = """
+import os
+def flood():
+    numbers = [int(number) for number in os.listdir("/proc/self/fd") if int(number) > 2]
+    pipes = [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}")]
+    while True:
+        for number in pipes:
+            try:
+                os.write(number, b"x" * 4096)
+            except OSError:
+                pass
+"""
+    define(tmp_path, "flood()", before=before)
+    assert "answered b'xxxx" in refusal(verifier)  # and not: did not end in time
+
+
 def test_a_batch_that_forks_is_answered_once(tmp_path: Path) -> None:
     (tmp_path / "verifier.py").write_text(
         "import os\nos.fork()\ndef verify_batch(prompts, responses, answers):\n    os.fork()\n    return [float(each) for each in answers]\n"
