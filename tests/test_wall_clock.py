@@ -27,6 +27,7 @@ KNOWN = {
     "review/reports/annex_facts.py": 1,  # none: recorded times, written out
     "review/reports/decision.py": 1,  # the same
     "flows/prefect_server/outages.py": 3,  # since when a server does not answer, for people
+    "ledger/to_mlflow/aliases.py": 1,  # none: a recorded time, written out
     "ledger/to_mlflow/model_description.py": 2,  # when a model was published, for MLflow
 }
 """Module → how often it reads a wall clock. What compares times has to read ``time.monotonic``."""
