@@ -41,7 +41,7 @@ from vantage.tasks.rollout.vllm_server import (
     ServerTimedOut,
     VllmServer,
 )
-from vantage.tasks.rollout.weight_files import weight_files
+from vantage.tasks.rollout.weight_files import update_folder, weight_files
 from vantage.tasks.training import engine_record, progress, ranks
 from vantage.tasks.training.optimization import Precision
 
@@ -126,7 +126,7 @@ class RemoteEngine(SamplesWhenAsked):
         self._servers = [] if rollout.url is None else _named_servers(rollout)
         self._at_once = rollout.max_rows or AT_ONCE
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
-        self._num_updates = 0
+        self._num_updates = self._num_given = 0
         self._held: _Version | None = None
         self._checksums = Checksums(rollout.checksums, precision)
         self._gap = 0.0
@@ -287,19 +287,20 @@ class RemoteEngine(SamplesWhenAsked):
         some, without_base = ranks.any_of(bool(asked.others), not asked.based >= set(asked.others))
         if not some:
             return {}, []
+        self._num_given += 1
         with ExitStack() as files:
+            name = f"{version.name}-{self._num_given}"
+            folder = files.enter_context(update_folder(self._folder, name))
             adapter: tuple[str, Path] | None = None
             if version.adapter is not None:
-                place = self._folder.with_name(f"{self._folder.name}-adapter")
-                written = adapter_files(self._sampled.model.causal_lm, self._weights, place)
+                written = adapter_files(self._sampled.model.causal_lm, self._weights, folder / "adapter")
                 adapter = version.adapter, files.enter_context(written)
             whole: Path | None = None
             if adapter is None or without_base:
                 weights = base_weights(self._weights)
                 hashed = self._checksums.begin(weights.values())
-                written = weight_files(
-                    weights, self._folder, precision=self._sampled.precision, hashed=hashed
-                )
+                precision = self._sampled.precision
+                written = weight_files(weights, folder / "weights", precision=precision, hashed=hashed)
                 whole = files.enter_context(written)
 
             def give(server: VllmServer) -> None:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from vantage.tasks.rollout.checksums import by_parameter
+from vantage.tasks.rollout.vllm_worker import REVISION
+from vantage.tasks.rollout.weight_files import contents_of
 
 CONNECT_SECONDS = 10.0
 """Most seconds until a connection is made."""
@@ -121,6 +123,13 @@ class VllmServer:
             self._call("GET", "/health")  # a dead server has another fault
             raise ServerRefused(f"rollout.url: {error}; {HOW_TO_SERVE}") from error
         with self._reading("/collective_rpc"):
+            revision = found.get("revision")
+        if revision != REVISION:
+            raise ServerRefused(
+                f"{self.url} has the file vllm_worker.py of another version of Vantage; install this version there, or copy "
+                "tasks/rollout/vllm_worker.py again, and start the server again"
+            )
+        with self._reading("/collective_rpc"):
             model = models["data"][0]
             return Described(
                 name=str(model.get("root") or model["id"]),
@@ -128,10 +137,8 @@ class VllmServer:
                 dtype=found["dtype"],
                 logprobs_mode=found["logprobs_mode"],
                 max_tokens=found["max_model_len"],
-                max_lora_rank=found.get("max_lora_rank"),  # older copies of the worker's file do not tell
-                lora_targets=None
-                if not found.get("lora_target_modules")
-                else frozenset(found["lora_target_modules"]),
+                max_lora_rank=found["max_lora_rank"],
+                lora_targets=frozenset(found["lora_target_modules"] or ()) or None,
             )
 
     def tokenized(self, text: str) -> list[int] | None:
@@ -165,7 +172,8 @@ class VllmServer:
         try:
             self._call("POST", "/update_weight_version", {"new_version": UPDATING})
             if folder is not None:
-                self._rpc("vantage_take_weights", {"folder": str(folder)}, seconds=self._seconds)
+                given = {"folder": str(folder), "contents": json.dumps(contents_of(folder))}
+                self._rpc("vantage_take_weights", given, seconds=self._seconds)
             if adapter is not None:
                 self._take_adapter(*adapter)
             if not self._call("POST", "/reset_prefix_cache").get("success"):

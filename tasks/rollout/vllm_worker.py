@@ -7,9 +7,12 @@ vLLM imports this file in the server's processes, where the rest of Vantage may 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+REVISION = 2
+"""Number of these methods' interface; a stage refuses a server with another one, whose copy of this file is of another version of Vantage."""
 
 
 class VantageWorker:
@@ -23,6 +26,7 @@ class VantageWorker:
         """Return the model's configuration, and the settings that a stage depends on."""
         model, lora = self.vllm_config.model_config, self.vllm_config.lora_config
         return {
+            "revision": REVISION,
             "config": json.loads(model.hf_config.to_json_string(use_diff=False)),
             "dtype": str(model.dtype).removeprefix("torch."),
             "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
@@ -31,16 +35,43 @@ class VantageWorker:
             "lora_target_modules": None if lora is None else lora.target_modules,
         }
 
-    def vantage_take_weights(self, folder: str) -> None:
-        """Replace all weights but adapters by those of the safetensors files in ``folder``, whatever the server was started with."""
-        self.reload_weights(weights_iterator=_weights(folder))
+    def vantage_take_weights(self, folder: str, contents: str) -> None:
+        """Replace all weights but adapters by those of the safetensors files in ``folder``, whatever the server was started with.
+
+        Args:
+            contents: JSON of file name → number of its tensors. vLLM keeps old weights in place of those that do not come, and only
+                warns, so nothing is replaced unless all of these are here.
+
+        Raises:
+            FileNotFoundError: a file is not here.
+            ValueError: a file has another number of tensors.
+        """
+        expected: dict[str, int] = json.loads(contents)
+        files = [Path(folder) / name for name in expected]
+        for file, count in zip(files, expected.values(), strict=True):
+            _check(file, count)
+        self.reload_weights(weights_iterator=_weights(files))
         pack_again(self.get_model())
 
 
-def _weights(folder: str) -> Iterator[tuple[str, Any]]:
+def _check(file: Path, count: int) -> None:
     from safetensors import safe_open
 
-    for file in sorted(Path(folder).glob("*.safetensors")):
+    remedy = "set rollout.weights_folder to a folder that the stage and all servers see under the same path"
+    if not file.is_file():
+        raise FileNotFoundError(f"this server does not see {file}, which the stage has written; {remedy}")
+    with safe_open(file, framework="pt") as opened:
+        found = len(opened.keys())
+    if found != count:
+        raise ValueError(
+            f"this server sees {file} with {found} weights, and the stage has written {count}; {remedy}"
+        )
+
+
+def _weights(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
+    for file in files:
         with safe_open(file, framework="pt") as opened:
             names = opened.keys()
             yield from ((name, opened.get_tensor(name)) for name in names)

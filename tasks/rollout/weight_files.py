@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,6 +20,24 @@ BYTES_IN_FILE = 4 * 2**30
 
 
 @contextmanager
+def update_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yield the folder of one update's files below ``parent``, which is removed at the end.
+
+    Args:
+        parent: holds nothing else; what a killed attempt left there is removed.
+        name: differs for each update: file systems of several machines may show a folder of an earlier name as it was.
+    """
+    is_first = ranks.rank() == 0
+    if is_first:
+        shutil.rmtree(parent, ignore_errors=True)
+    try:
+        yield parent / name
+    finally:
+        if is_first:
+            shutil.rmtree(parent, ignore_errors=True)
+
+
+@contextmanager
 def weight_files(
     weights: Mapping[str, Tensor], folder: Path, *, precision: Precision, hashed: GivenWeights | None = None
 ) -> Iterator[Path]:
@@ -27,15 +46,13 @@ def weight_files(
     Sharded weights are gathered one by one, for which all ranks must enter the block; the first one writes.
 
     Args:
-        folder: holds nothing else; what a killed attempt left there is removed.
+        folder: does not exist yet.
         hashed: gets each weight that is written; None: none is hashed.
 
     Raises:
         OSError: the folder cannot be written; only on the first rank, after all weights were gathered.
     """
     is_first = ranks.rank() == 0
-    if is_first:
-        shutil.rmtree(folder, ignore_errors=True)
     try:
         parts = _parts(weights, getattr(torch, precision), kept=is_first)
         try:
@@ -53,6 +70,15 @@ def weight_files(
     finally:
         if is_first:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def contents_of(folder: Path) -> dict[str, int]:
+    """Return the names of the safetensors files in a folder, and the number of tensors of each."""
+    found: dict[str, int] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            found[file.name] = len(opened.keys())
+    return found
 
 
 def _parts(weights: Mapping[str, Tensor], dtype: torch.dtype, *, kept: bool) -> Iterator[dict[str, Tensor]]:

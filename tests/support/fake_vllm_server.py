@@ -12,15 +12,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.fake_vllm import adapted, checksums_of, flip_last_bit, targets_of
 from vantage.models.sampling import sample
+from vantage.tasks.rollout.vllm_worker import REVISION, VantageWorker
 
 PROGRAM = ("-m", "tests.support.stand_in", "tests.support.fake_vllm_server")
 """Arguments with which Python starts this server in place of vLLM's, after ``WITH_TORCH.listen``."""
@@ -46,6 +47,10 @@ class Faults:
     """The request at which the server ends, as if it were killed."""
     keeps_old_weights: bool = False
     """Whether updates after the first change nothing but the version."""
+    is_elsewhere: bool = False
+    """Whether the server sees none of the files that the stage writes: it is on another machine."""
+    hidden: set[str] = field(default_factory=set)
+    """Names of files that the server does not see yet."""
     loses_adapters: bool = False
     """Whether adapters are taken and applied to nothing."""
     keeps_old_adapter: bool = False
@@ -119,7 +124,7 @@ class FakeServer:
         self._folder, self._key = model, key
         self.dtype, self.max_tokens, self.logprobs_mode = dtype, max_tokens, "processed_logprobs"
         self._host, self._port = host, port
-        self.is_program = port > 0
+        self.is_program, self.revision = port > 0, REVISION
         self._lock = threading.Lock()
         self._num_updates = 0
         self._released = threading.Event()
@@ -163,18 +168,12 @@ class FakeServer:
                 connection.shutdown(socket.SHUT_RDWR)
 
     @torch.no_grad()
-    def take(self, folder: str) -> None:
-        """Load the weights of the files in a folder."""
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Load weights as vLLM does: those that do not come stay as they are, without an error."""
         self._num_updates += 1
-        weights: dict[str, torch.Tensor] = {}
-        for file in sorted(Path(folder).glob("*.safetensors")):
-            weights |= load_file(file)
-        assert weights
         self.seen.sent.append(sum(weight.nbytes for weight in weights.values()))
-        self.seen.folders.add(folder)
         self.seen.dtypes |= {weight.dtype for weight in weights.values()}
         own = dict(self.model.named_parameters())
-        assert own.keys() == weights.keys()
         if not (self.faults.keeps_old_weights and self._was_loaded):
             for name, weight in weights.items():
                 own[name].copy_(weight)
@@ -183,6 +182,15 @@ class FakeServer:
             flip_last_bit(self.model)
         if self._num_updates in self.faults.failing_updates:
             raise RuntimeError(f"update {self._num_updates} is broken")
+
+    @contextmanager
+    def view_of(self, folder: str) -> Iterator[str]:
+        """Yield the folder as the server sees it."""
+        with TemporaryDirectory() as seen:
+            for file in [] if self.faults.is_elsewhere else Path(folder).iterdir():
+                if file.name not in self.faults.hidden:
+                    (Path(seen) / file.name).symlink_to(file)
+            yield seen
 
     def take_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter under a name; the server has room for one."""
@@ -261,6 +269,14 @@ class FakeServer:
             for weight in self.model.parameters():
                 weight.add_(0.01)
         self.version = "1-of-another"
+
+
+class _Worker(VantageWorker):
+    """The methods of a server's worker, with this server's model in place of vLLM's."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self.get_model = lambda: server.model
+        self.reload_weights = lambda weights_iterator: server.load(dict(weights_iterator))
 
 
 def choice(ids: list[int], logprobs: list[float], reason: str | None, version: str | None) -> dict[str, Any]:
@@ -371,6 +387,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RuntimeError(f"Method {method!r} is not implemented")
         if method == "vantage_describe":
             return {
+                "revision": served.revision,
                 "config": json.loads(served.config.to_json_string(use_diff=False)),
                 "dtype": served.dtype,
                 "logprobs_mode": served.logprobs_mode,
@@ -379,8 +396,9 @@ class _Handler(BaseHTTPRequestHandler):
                 "lora_target_modules": served.lora and served.lora[1],
             }
         assert method == "vantage_take_weights" and served.is_paused
-        with served._lock:
-            return served.take(**arguments)
+        served.seen.folders.add(arguments["folder"])
+        with served._lock, served.view_of(arguments["folder"]) as folder:
+            return _Worker(served).vantage_take_weights(**arguments | {"folder": folder})
 
     def _tokenize(self, body: dict[str, Any]) -> None:
         if self.server_of.faults.has_no_tokenizer:

@@ -1,5 +1,6 @@
 """Sampling with servers of vLLM, by a server that speaks the same protocol and fails on request."""
 
+import json
 import os
 import signal
 import threading
@@ -19,11 +20,12 @@ from vantage.models.sampling import Samples, sample
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
-from vantage.tasks.rollout import remote_engine
+from vantage.tasks.rollout import remote_engine, weight_files
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.remote_engine import EngineUnavailable, RemoteEngine
 from vantage.tasks.rollout.vllm_server import ServerRefused
+from vantage.tasks.rollout.vllm_worker import VantageWorker
 from vantage.tasks.training import preemption
 from vantage.tasks.training.engine_record import engine_metrics
 from vantage.tasks.training.seeds import derive_seed
@@ -186,6 +188,51 @@ def test_one_bit_of_a_weight_is_found_by_checksums(
         engine.take_weights(policy.causal_lm.named_parameters())
 
 
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        ({"is_elsewhere": True}, r"does not see .*model-00001\.safetensors, which the stage has written"),
+        ({"hidden": {"model-00003.safetensors"}}, r"does not see .*model-00003\.safetensors"),
+    ],
+)
+def test_a_server_that_does_not_see_the_files_keeps_its_old_weights_and_samples_nothing(
+    fault: dict[str, Any],
+    message: str,
+    pipeline: Any,
+    servers: list[FakeServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The update is so small that no log-probability shows it, and the server computes no checksums."""
+    monkeypatch.setattr(weight_files, "BYTES_IN_FILE", 20_000)
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, servers)
+    engine.generate(prompts, count=1, seed=1)
+    for server in servers:
+        server.faults.unknown = {"/weight_checker"}
+    for name, value in fault.items():
+        setattr(servers[1].faults, name, value)
+    moved(policy, 1e-8)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    assert len(servers[0].seen.sent) == 2 and len(servers[1].seen.sent) == 1
+    assert servers[1].version == "updating"
+    asked = len(servers[1].seen.seeds)
+    assert len(engine.generate(prompts, count=1, seed=1).responses) == 4
+    assert len(servers[1].seen.seeds) == asked
+    with pytest.raises(EngineUnavailable, match=rf"{message}.*set rollout\.weights_folder to a folder"):
+        engine_of(policy, codec, servers[1:]).generate(prompts, count=1, seed=1)
+
+
+def test_a_file_of_another_update_is_no_file_of_this_one(pipeline: Any, tmp_path: Path) -> None:
+    policy, _, _ = parts(pipeline)
+    with weight_files.weight_files(
+        dict(policy.causal_lm.named_parameters()), tmp_path / "sent", precision="float32"
+    ) as folder:
+        count = weight_files.contents_of(folder)["model-00001.safetensors"]
+        contents = json.dumps({"model-00001.safetensors": count + 1})
+        with pytest.raises(ValueError, match=rf"with {count} weights, and the stage has written {count + 1}"):
+            VantageWorker().vantage_take_weights(str(folder), contents)
+
+
 def test_weights_that_were_pushed_by_hand_are_found(pipeline: Any, servers: list[FakeServer]) -> None:
     """Weights of another version are replaced; under the version of the policy's, they end the stage."""
     policy, codec, prompts = parts(pipeline)
@@ -321,6 +368,7 @@ def test_another_model_tokenizer_or_setting_is_refused_before_weights_are_replac
     assert "dtype=bfloat16, and this stage needs float32; start it with --dtype float32" in refusal(
         dtype="bfloat16"
     )
+    assert "another version of Vantage; install this version there" in refusal(revision=1)
     assert "start it with --logprobs-mode processed_logprobs" in refusal(logprobs_mode="raw_logprobs")
     message = refusal(max_tokens=16)
     assert "at most 16 tokens of a prompt and its response, and this stage needs 72" in message
@@ -378,7 +426,11 @@ def test_weights_go_through_the_folder_that_the_recipe_names(
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers, weights_folder=str(tmp_path))
     engine.generate(prompts, count=1, seed=1)
-    assert {Path(folder).parent for folder in servers[0].seen.folders} == {tmp_path}
+    moved(policy, 0.01)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    folders = [Path(folder) for folder in servers[0].seen.folders]
+    assert len(folders) == 2, "each update has a folder of its own"
+    assert all(each.is_relative_to(tmp_path) for each in folders)
     assert not os.listdir(tmp_path), "they are removed when the servers have them"
     with pytest.raises(ValueError, match=r"weights_folder=.*missing is no folder of this machine"):
         engine_of(policy, codec, servers, weights_folder=str(tmp_path / "missing"))
