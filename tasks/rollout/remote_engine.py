@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -61,8 +62,11 @@ AT_ONCE = 256
 TEXT = "What is 17 + 25? Answer: 42."
 """Text that the server's tokenizer and the stage's must read alike."""
 
-_OWN_TO_A_FILE = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"})
-"""Fields of a configuration that do not change what the model computes."""
+_OF_NO_EFFECT = re.compile(
+    r"_.*|transformers_version|architectures|dtype|torch_dtype|use_cache|(bos|eos|pad)_token_id|.*(dropout|pdrop|layerdrop).*"
+)
+"""Names of fields of a configuration that do not change what a server computes. The import of a model rewrites most of them; the tokens
+that end a response are those of each request, and nothing is dropped out where nothing trains."""
 
 
 @dataclass(frozen=True)
@@ -456,9 +460,16 @@ def _answers(
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the fields of two configurations that both have, and that differ; versions of transformers add fields."""
-    common = (ours.keys() & theirs.keys()) - _OWN_TO_A_FILE
-    different = sorted(name for name in common if not name.startswith("_") and ours[name] != theirs[name])
-    return [f"{name} is {theirs[name]} there and {ours[name]} here" for name in different]
+    found: list[str] = []
+    for name in sorted(ours.keys() & theirs.keys()):
+        own, other = ours[name], theirs[name]
+        if _OF_NO_EFFECT.fullmatch(name) or own == other:
+            continue
+        if name.endswith("_config") and isinstance(own, dict) and isinstance(other, dict):
+            found += [f"{name}.{each}" for each in _differences(own, other)]
+        else:
+            found.append(f"{name} is {other} there and {own} here")
+    return found
 
 
 def _weights_folder(rollout: Sampling, codec: Codec) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from tests.support.fake_vllm_server import FakeServer, serving
 from tests.tasks.rollout.test_vllm_engine import moved, parts
 from tests.tasks.small_models import load
+from vantage.models.folders import load_policy, load_tokenizer, save_policy
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import Samples, sample
 from vantage.schemas.recipe.pass_limits import PassLimits
@@ -375,6 +377,42 @@ def test_another_model_tokenizer_or_setting_is_refused_before_weights_are_replac
     assert "--worker-extension-cls vantage.tasks.rollout.vllm_worker.VantageWorker" in refusal(
         has_no_worker=True
     )
+
+
+def test_a_server_of_the_model_as_it_is_on_the_hub_is_taken(pipeline: Any, tmp_path: Path) -> None:
+    """The import writes the tokenizer's special ids, other types and no dropout into the configuration."""
+    hub, imported = tmp_path / "hub", tmp_path / "imported"
+    shutil.copytree(pipeline.folder("model"), hub)
+    config = json.loads((hub / "config.json").read_text())
+    eos = config["eos_token_id"]
+    config |= {"eos_token_id": [eos, eos + 1], "pad_token_id": None, "bos_token_id": None}
+    config |= {"attention_dropout": 0.1, "torch_dtype": "bfloat16", "_name_or_path": "someone/a-model"}
+    (hub / "config.json").write_text(json.dumps(config))
+    save_policy(load_policy(hub), load_tokenizer(hub), imported)
+    assert json.loads((imported / "config.json").read_text())["eos_token_id"] == eos
+    _, codec, prompts = parts(pipeline)
+    policy = load(imported)
+    with serving(hub) as servers:
+        found = engine_of(policy, codec, servers).generate(prompts, count=1, seed=1)
+    assert_alike(found, by_hand(policy, codec, prompts, count=1, seed=1))
+
+
+def test_configurations_are_compared_field_by_field_also_inside_each_other() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    text = {"eos_token_id": 1, "hidden_size": 64, "dtype": "float32", "attention_dropout": 0.0}
+    ours = {"text_config": text, "pad_token_id": 0, "rope_parameters": rope}
+    theirs = {
+        "text_config": {**text, "eos_token_id": [1, 2], "dtype": "bfloat16", "attention_dropout": 0.1},
+        "pad_token_id": None,
+        "rope_parameters": rope,
+    }
+    assert remote_engine._differences(ours, theirs) == []
+    theirs["text_config"]["hidden_size"] = 32
+    theirs["rope_parameters"] = {**rope, "factor": 8.0}
+    assert remote_engine._differences(ours, theirs) == [
+        f"rope_parameters is {theirs['rope_parameters']} there and {rope} here",
+        "text_config.hidden_size is 32 there and 64 here",
+    ]
 
 
 @pytest.mark.parametrize("path", ["/weight_info", "/inference/v1/generate"])
