@@ -352,7 +352,10 @@ class RemoteEngine(SamplesWhenAsked):
         Raises:
             ServerRefused: it serves another model, or computes otherwise.
         """
-        described = server.describe()
+        try:
+            described = server.describe()
+        except ServerRefused as error:
+            raise ServerRefused(f"{self._place}: {error}") from error
         who = f"{self._place}: {server.url} serves {described.name}"
         differences = _differences(self._config(), described.config)
         if differences:

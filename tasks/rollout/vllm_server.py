@@ -26,6 +26,8 @@ ANSWER_SECONDS = 60.0
 
 GENERATE = "/inference/v1/generate"
 CHECKER = "/weight_checker"
+DESCRIBE = "vantage_describe"
+"""Method of the worker that a stage calls first."""
 WORKER = "vantage.tasks.rollout.vllm_worker.VantageWorker"
 ADAPTER = "vantage-"
 """Beginning of the names that a stage gives to adapters; the version of the weights follows."""
@@ -118,10 +120,11 @@ class VllmServer:
         self._call("GET", "/health")
         models = self._call("GET", "/v1/models")
         try:
-            found = self._rpc("vantage_describe", seconds=ANSWER_SECONDS)[0]
-        except (ServerFailed, ServerRefused) as error:
-            self._call("GET", "/health")  # a dead server has another fault
-            raise ServerRefused(f"rollout.url: {error}; {HOW_TO_SERVE}") from error
+            found = self._rpc(DESCRIBE)[0]
+        except ServerFailed as error:
+            if DESCRIBE not in str(error):  # it is busy or dead; one without the method names it
+                raise
+            raise ServerRefused(f"{error}; {HOW_TO_SERVE}") from error
         with self._reading("/collective_rpc"):
             revision = found.get("revision")
         if revision != REVISION:
@@ -291,7 +294,9 @@ class VllmServer:
                 versions=None if spans is None else frozenset(each["version"] for each in spans),
             )
 
-    def _rpc(self, method: str, arguments: Mapping[str, str] | None = None, *, seconds: float) -> list[Any]:
+    def _rpc(
+        self, method: str, arguments: Mapping[str, str] | None = None, *, seconds: float | None = None
+    ) -> list[Any]:
         body = {"method": method, "kwargs": dict(arguments or {})}
         found = self._call("POST", "/collective_rpc", body, seconds=seconds)
         with self._reading("/collective_rpc"):
@@ -304,13 +309,12 @@ class VllmServer:
         body: Mapping[str, Any] | None = None,
         *,
         params: Mapping[str, str] | None = None,
-        seconds: float = ANSWER_SECONDS,
+        seconds: float | None = None,
         is_text: bool = False,
     ) -> Any:
         with self._answering(path):
-            response = self._client.request(
-                method, path, json=body, params=params, timeout=self._timeout(seconds)
-            )
+            timeout = self._timeout(ANSWER_SECONDS if seconds is None else seconds)
+            response = self._client.request(method, path, json=body, params=params, timeout=timeout)
         if not response.is_error and (is_text or not response.content):
             return {}
         return self._content(response, path, body)

@@ -72,6 +72,10 @@ class Faults:
     """Paths that the server does not know: those of another program, or of vLLM without its switches."""
     failing_share: float = 0.0
     """Share of requests to ``/v1/completions`` and ``/tokenize`` that fail, in turns: 500, a closed connection, no log-probabilities."""
+    hanging_paths: set[str] = field(default_factory=set)
+    """Paths of which no request is answered."""
+    failing_paths: set[str] = field(default_factory=set)
+    """Paths of which each request is answered with 500, as by a server whose engine is dead."""
     speaks_otherwise: bool = False
     """Whether every answer is an empty object, as of another program."""
 
@@ -333,6 +337,11 @@ class _Handler(BaseHTTPRequestHandler):
         served = self.server_of
         if path in served.faults.unknown:
             self._answer(404, {"detail": "Not Found"})
+        elif path in served.faults.hanging_paths:
+            served._released.wait(60)
+            raise ConnectionError
+        elif path in served.faults.failing_paths:
+            self._answer(500, {"error": {"message": "EngineCore encountered an issue"}})
         elif served.faults.speaks_otherwise:
             self._answer(200, {})
         elif path == "/v1/models":

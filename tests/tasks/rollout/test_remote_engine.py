@@ -22,7 +22,7 @@ from vantage.models.sampling import Samples, sample
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
-from vantage.tasks.rollout import remote_engine, weight_files
+from vantage.tasks.rollout import remote_engine, vllm_server, weight_files
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.remote_engine import EngineUnavailable, RemoteEngine
@@ -425,6 +425,23 @@ def test_a_server_without_its_switches_is_refused_with_how_to_start_it(
         ServerRefused, match=rf"answered {path} with 404.*VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable"
     ):
         engine_of(policy, codec, servers).generate(prompts, count=1, seed=1)
+
+
+@pytest.mark.parametrize("fault", ["hanging_paths", "failing_paths"])
+def test_a_busy_or_dead_engine_is_no_server_of_another_kind(
+    fault: str, pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program answers ``/health`` still; the other server samples, and it takes part again when it answers."""
+    monkeypatch.setattr(vllm_server, "ANSWER_SECONDS", 0.5)
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, servers)
+    setattr(servers[0].faults, fault, {"/collective_rpc"})
+    expected = by_hand(policy, codec, prompts, count=1, seed=1)
+    assert_alike(engine.generate(prompts, count=1, seed=1), expected)
+    assert servers[0].seen.seeds == []
+    setattr(servers[0].faults, fault, set())
+    assert_alike(engine.generate(prompts, count=1, seed=1), expected)
+    assert len(servers[0].seen.seeds) == 2
 
 
 def test_another_program_is_no_server(pipeline: Any, servers: list[FakeServer]) -> None:
