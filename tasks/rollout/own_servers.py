@@ -38,6 +38,8 @@ MAX_RESTARTS = 3
 """Most restarts of one server."""
 START_SECONDS = 900.0
 """Most seconds until a server answers: the largest models are compiled first."""
+HUNG_SECONDS = 120.0
+"""Most seconds without an answer of a server that has answered since its start; then it is ended, and started again."""
 LOG_CHARACTERS = 600
 """Characters of a server's log that the error of its end shows."""
 
@@ -75,6 +77,9 @@ class OwnServer:
         self._key, self._seconds = key, seconds
         self._num_starts = 0
         self._has_answered = False
+        """Whether it ever answered."""
+        self._is_up = False
+        """Whether it has answered since its last start."""
         self.client: VllmServer | None = None
         """Calls the server that runs; None: it has no address yet."""
 
@@ -93,11 +98,12 @@ class OwnServer:
                 f"server {self._number} of rollout.servers ended {self._num_starts} times; its log ends with: {self._last_words()}"
             )
         self._num_starts += 1
+        self._is_up = False
         self.close()
         self._process.begin()
 
     def wait(self) -> bool:
-        """Wait until it answers, and return whether it does; it does not if its process ends.
+        """Wait until it answers, and return whether it does; it does not if its process ends, or is ended since it hangs.
 
         Raises:
             EngineUnavailable: it takes too long, or there is no place for it.
@@ -112,8 +118,14 @@ class OwnServer:
             if self.client is not None:
                 with suppress(ServerFailed):
                     self.client.version()
-                    self._has_answered = True
+                    self._has_answered = self._is_up = True
                     return True
+            if self._is_up and time.monotonic() - began > HUNG_SECONDS:
+                log.warning(
+                    "server %d of vLLM does not answer any more; it is ended, and started again", self._number
+                )
+                self.close()
+                return False
             if time.monotonic() - began > START_SECONDS:
                 raise EngineUnavailable(
                     f"server {self._number} of rollout.servers did not answer within {START_SECONDS:g} s; its log ends with: "
@@ -193,6 +205,8 @@ class OwnServers:
             )
         self._key, self._settings = key, settings
         self._servers: list[OwnServer] = []
+        self._clients: dict[str, VllmServer] = {}
+        """What calls the servers on the other ranks, by address: a server is the same one in each round."""
         self._places: Places | None = None
         if ranks.rank() > 0:
             return
@@ -231,10 +245,16 @@ class OwnServers:
             waiting = [server for server in waiting if not server.wait()]
         own = [server.client for server in self._servers if server.client is not None]
         urls = ranks.agreed_text(" ".join(client.url for client in own)).split()
-        return own or [VllmServer(url, key=self._key, seconds=self._settings.seconds) for url in urls]
+        if own:
+            return own
+        seconds = self._settings.seconds
+        self._clients = {
+            url: self._clients.get(url) or VllmServer(url, key=self._key, seconds=seconds) for url in urls
+        }
+        return list(self._clients.values())
 
     def kill(self, client: VllmServer) -> None:
-        """End a server that does not answer any more; ``running`` starts it again."""
+        """End a server that does not answer any more; ``running`` starts it again. Does nothing on other ranks than the first."""
         for server in self._servers:
             if server.client is client:
                 log.warning("%s does not answer; it is ended, and started again", client.url)

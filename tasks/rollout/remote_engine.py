@@ -49,6 +49,8 @@ from vantage.tasks.training.optimization import Precision
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+Faults = Sequence[tuple[VllmServer, ServerFailed]]
+"""Servers that failed, and how."""
 
 MAX_FAILED_ROUNDS = 5
 """Most repeated requests for responses that did not come, within one call of ``generate``."""
@@ -90,7 +92,7 @@ class _Asked:
     """Servers that have others, and can be given the weights."""
     based: Set[VllmServer] = frozenset()
     """Those of them that have an earlier version of this engine: where the policy has adapters, they get these alone."""
-    faults: Sequence[str] = ()
+    faults: Faults = ()
 
 
 class RemoteEngine(SamplesWhenAsked):
@@ -128,6 +130,8 @@ class RemoteEngine(SamplesWhenAsked):
             folder = (codec.scratch or self._folder) / "servers"
             self._own = own_servers(policy, folder, count=rollout.servers, key=key, settings=settings)
         self._servers = [] if rollout.url is None else _named_servers(rollout)
+        self._hung: set[VllmServer] = set()
+        """Own servers that took too long for this rank since all ranks last asked for servers."""
         self._at_once = rollout.max_rows or AT_ONCE
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
         self._num_updates = self._num_given = 0
@@ -216,12 +220,14 @@ class RemoteEngine(SamplesWhenAsked):
         def draw(found: dict[int, Response], failed: set[VllmServer]) -> Round:
             held, faults = _answers(self._servers, VllmServer.version)
             holding = [server for server, name in held.items() if name == version]
+            self._end_hung(faults)
             if not holding:
                 raise EngineUnavailable(
-                    f"no server of {self._place} has the weights any longer from which it sampled: {'; '.join(faults) or 'they have others'}"
+                    f"no server of {self._place} has the weights any longer from which it sampled: {_named(faults) or 'they have others'}"
                 )
             new = Round(self._sampled, rollout, found, None, show=show, looks=True)
             new.draw([server for server in holding if server not in failed] or holding)
+            self._end_hung(new.faults)
             return new
 
         return _drawn(rollout, draw, is_missing=bool)  # the ranks' messages belong to the training meanwhile
@@ -249,16 +255,19 @@ class RemoteEngine(SamplesWhenAsked):
             ready, faults = self._ready(version)
             if not ranks.any_rank(not ready):
                 return ready
-            if ranks.any_rank(time.monotonic() - began >= PATIENCE_SECONDS):
+            if self._own is not None and ranks.any_rank(bool(_slow(faults))):
+                began = time.monotonic()  # they are started again, not more often than OwnServers allows
+            elif ranks.any_rank(time.monotonic() - began >= PATIENCE_SECONDS):
                 raise EngineUnavailable(
-                    f"no server of {self._place} could sample for {PATIENCE_SECONDS:g} s: {'; '.join(faults)}"
+                    f"no server of {self._place} could sample for {PATIENCE_SECONDS:g} s: {_named(faults)}"
                 )
             progress.phase("waiting for servers")
             time.sleep(PAUSE_SECONDS)
 
-    def _ready(self, version: _Version) -> tuple[list[VllmServer], list[str]]:
+    def _ready(self, version: _Version) -> tuple[list[VllmServer], Faults]:
         """Return the servers that hold the weights, and why others do not; the first rank gives and proves them."""
         if self._own is not None:
+            self._end_hung_of_all_ranks()
             self._servers = self._own.running()
         is_first = ranks.rank() == 0
         asked = self._asked(version) if is_first else _Asked()
@@ -268,13 +277,25 @@ class RemoteEngine(SamplesWhenAsked):
         if not is_first:
             held, faults = _answers(self._servers, VllmServer.version)
             ready = [server for server, found in held.items() if found == version.name]
+        self._end_hung(faults)
         return ready, faults
 
-    def _end_hung(self, faults: Sequence[tuple[VllmServer, ServerFailed]]) -> None:
-        """End servers of this stage's that took too long, so that they are started again."""
-        for server in {server for server, error in faults if isinstance(error, ServerTimedOut)}:
-            if self._own is not None:
+    def _end_hung(self, faults: Faults) -> None:
+        """End servers of this stage's that took too long, so that they are started again; only the first rank can."""
+        if self._own is not None:
+            for server in _slow(faults):
+                self._hung.add(server)
                 self._own.kill(server)
+
+    def _end_hung_of_all_ranks(self) -> None:
+        """End servers that took too long for another rank than the first."""
+        assert self._own is not None
+        if ranks.world_size() > 1 and self._servers:
+            is_hung = ranks.any_of(*[server in self._hung for server in self._servers])
+            for server, flag in zip(self._servers, is_hung, strict=True):
+                if flag:
+                    self._own.kill(server)
+        self._hung.clear()
 
     def _asked(self, version: _Version) -> _Asked:
         """Return what the servers hold, and which of them can be given the weights."""
@@ -284,9 +305,9 @@ class RemoteEngine(SamplesWhenAsked):
         checked, new_faults = _answers(others, partial(self._check, ours=ours))
         based = {server for server in checked if held[server].endswith(self._mark)}
         holding = [server for server in held if server not in others]
-        return _Asked(holding, list(checked), based, faults + new_faults)
+        return _Asked(holding, list(checked), based, [*faults, *new_faults])
 
-    def _give(self, asked: _Asked, version: _Version) -> tuple[dict[VllmServer, None], list[str]]:
+    def _give(self, asked: _Asked, version: _Version) -> tuple[dict[VllmServer, None], Faults]:
         """Give servers the weights that were given last; all ranks call this, since each may hold a part of them."""
         some, without_base = ranks.any_of(bool(asked.others), not asked.based >= set(asked.others))
         if not some:
@@ -314,8 +335,8 @@ class RemoteEngine(SamplesWhenAsked):
             return _answers(asked.others, give)
 
     def _proved(
-        self, asked: _Asked, given: Mapping[VllmServer, None], faults: list[str], version: _Version
-    ) -> tuple[list[VllmServer], list[str]]:
+        self, asked: _Asked, given: Mapping[VllmServer, None], faults: Faults, version: _Version
+    ) -> tuple[list[VllmServer], Faults]:
         """Return the servers that prove that they hold the weights, and the faults of the others.
 
         Raises:
@@ -338,7 +359,7 @@ class RemoteEngine(SamplesWhenAsked):
                 *(len(gaps), len(self._servers), version.name, self._gap),
             )
         all_faults = [*asked.faults, *faults, *new_faults, *more_faults]
-        for fault in all_faults:
+        for _, fault in all_faults:
             engine_record.note_failure()
             log.warning("%s", fault)
         return list(compared), all_faults
@@ -419,7 +440,7 @@ def _drawn(
         EngineUnavailable: responses do not come.
     """
     found: dict[int, Response] = {}
-    faults: list[tuple[VllmServer, ServerFailed]] = []
+    faults: Faults = []
     count_prompts(*[sum(len(each) for each in {tuple(rollout.prompts[row]) for row in rollout.rows})] * 2)
     for _ in range(1 + MAX_FAILED_ROUNDS):
         faults = draw(found, {server for server, _ in faults}).faults
@@ -444,21 +465,30 @@ def _named_servers(rollout: Sampling) -> list[VllmServer]:
 
 def _answers(
     servers: Sequence[VllmServer], ask: Callable[[VllmServer], Answer]
-) -> tuple[dict[VllmServer, Answer], list[str]]:
+) -> tuple[dict[VllmServer, Answer], Faults]:
     """Ask several servers at once, and return the answers by server, and the faults of those that failed."""
 
-    def answer(server: VllmServer) -> tuple[Answer | None, str | None]:
+    def answer(server: VllmServer) -> tuple[Answer | None, ServerFailed | None]:
         try:
             return ask(server), None
         except ServerFailed as error:
-            return None, str(error)
+            return None, error
 
     if not servers:
         return {}, []
     with ThreadPoolExecutor(len(servers)) as threads:
         found = dict(zip(servers, threads.map(answer, servers), strict=True))
     answers = {server: cast(Answer, each) for server, (each, fault) in found.items() if fault is None}
-    return answers, [fault for _, fault in found.values() if fault is not None]
+    return answers, [(server, fault) for server, (_, fault) in found.items() if fault is not None]
+
+
+def _slow(faults: Faults) -> set[VllmServer]:
+    """Return the servers that took too long."""
+    return {server for server, error in faults if isinstance(error, ServerTimedOut)}
+
+
+def _named(faults: Faults) -> str:
+    return "; ".join(str(error) for _, error in faults)
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,186 @@
+"""Servers of a stage that hang, at any moment of its work: they are ended and started again, and the responses are those of servers that never hung."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.fake_vllm_server import GENERATE, FakeServer
+from tests.support.on_ranks import on_ranks
+from tests.tasks.rollout.test_own_servers import engine_of
+from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand
+from tests.tasks.rollout.test_vllm_engine import moved, parts
+from vantage.tasks.rollout import own_servers, remote_engine, vllm_server
+from vantage.tasks.rollout.ahead import AheadEngine
+from vantage.tasks.rollout.remote_engine import RemoteEngine
+from vantage.tasks.rollout.vllm_server import EngineUnavailable, ServerTimedOut, VllmServer
+from vantage.tasks.training import ranks
+
+
+class Started:
+    """A ``Process`` in a thread of this one: the small server, a new one at each start."""
+
+    def __init__(self, model: Path, key: str) -> None:
+        self._model, self._key = model, key
+        self.servers: list[FakeServer] = []
+        self._runs = False
+
+    @property
+    def server(self) -> FakeServer:
+        return self.servers[-1]
+
+    def begin(self) -> None:
+        self.servers.append(FakeServer(self._model, key=self._key))
+        self._runs = True
+
+    def url(self) -> str | None:
+        return self.server.url if self._runs else None
+
+    def is_running(self) -> bool:
+        return self._runs
+
+    def is_lost(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        if self._runs:
+            self.server.stop()
+        self._runs = False
+
+
+@pytest.fixture
+def processes(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Started]]:
+    """Have the stage's servers be those of this process, which answer or hang within a second."""
+    found: list[Started] = []
+
+    def started(self: Any, policy: Any, programs: Any) -> list[Started]:
+        found[:] = [Started(pipeline.folder("model"), program.fixed["VLLM_API_KEY"]) for program in programs]
+        return found
+
+    monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
+    monkeypatch.setattr(own_servers.OwnServers, "_processes", started)
+    monkeypatch.setattr(own_servers, "HUNG_SECONDS", 1.0)
+    monkeypatch.setattr(vllm_server, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(remote_engine, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(remote_engine, "PATIENCE_SECONDS", 0.5)
+    yield found
+    own_servers.close_own_servers()
+
+
+def starts(processes: list[Started]) -> list[int]:
+    return [len(each.servers) for each in processes]
+
+
+@pytest.mark.parametrize("path", ["/collective_rpc", "/update_weight_version", GENERATE, "/weight_checker"])
+def test_a_server_that_hangs_in_an_update_is_started_again(
+    path: str, pipeline: Any, processes: list[Started]
+) -> None:
+    """While it takes the weights, or while it proves them."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 2, request_seconds=2.0)
+    engine.generate(prompts, count=1, seed=1)
+    processes[0].server.faults.hanging_paths = {path}
+    moved(policy, 0.05)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    assert_alike(engine.generate(prompts, count=1, seed=1), by_hand(policy, codec, prompts, count=1, seed=1))
+    assert starts(processes) == [2, 1]
+    assert len(processes[0].server.seen.seeds) == 2, "the new one takes part"
+
+
+def test_the_only_server_gets_the_time_of_a_new_start(pipeline: Any, processes: list[Started]) -> None:
+    """Though its time-out has taken longer than the stage waits for servers."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 1, request_seconds=2.0)
+    engine.generate(prompts, count=1, seed=1)
+    processes[0].server.faults.hanging_paths = {GENERATE}
+    assert_alike(engine.generate(prompts, count=1, seed=1), by_hand(policy, codec, prompts, count=1, seed=1))
+    assert starts(processes) == [2]
+
+
+def test_a_server_that_hangs_between_rollouts_is_started_again(
+    pipeline: Any, processes: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process runs on. A new one has the time of a start again."""
+    monkeypatch.setattr(vllm_server, "ANSWER_SECONDS", 0.4)
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 1)
+    engine.generate(prompts, count=1, seed=1)
+    processes[0].server.faults.hanging_paths = {"/weight_info", "/health"}
+    begun = time.monotonic()
+    assert_alike(engine.generate(prompts, count=1, seed=1), by_hand(policy, codec, prompts, count=1, seed=1))
+    assert time.monotonic() - begun < 30
+    assert starts(processes) == [2]
+
+
+@pytest.mark.parametrize("path", [GENERATE, "/weight_info"])
+def test_a_server_that_hangs_while_it_samples_ahead_is_started_again(
+    path: str, pipeline: Any, processes: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one samples what is missing meanwhile."""
+    policy, codec, prompts = parts(pipeline, stop=("zz",))
+    engine = engine_of(policy, codec, 2, request_seconds=4.0)
+    with AheadEngine(engine) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        expected = by_hand(policy, codec, prompts, count=2, seed=4)
+        held = engine.hold()
+        monkeypatch.setattr(engine, "hold", lambda: held)  # it hangs when it has the weights
+        processes[0].server.faults.hanging_paths = {path}
+        ahead.begin(prompts, count=2, seed=4)
+        moved(policy, by=0.05)
+        assert_alike(ahead.generate(prompts, count=2, seed=4), expected)
+        assert starts(processes) == [1, 1] and not processes[0].is_running()
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        found = ahead.generate(prompts, count=1, seed=5)
+        assert_alike(found, by_hand(policy, codec, prompts, count=1, seed=5))
+    assert starts(processes) == [2, 1]
+
+
+def test_a_server_is_one_and_the_same_on_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else none would be left out of a round after it has failed."""
+    monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    settings = own_servers.Settings("float32", 8, None, 1.0)
+    servers = own_servers.OwnServers(SimpleNamespace(), Path(), count=2, key="k", settings=settings)  # type: ignore[arg-type]
+    monkeypatch.setattr(ranks, "agreed_text", lambda text: "http://a http://b")
+    first, second = servers.running()
+    monkeypatch.setattr(ranks, "agreed_text", lambda text: "http://a http://c")
+    again, new = servers.running()
+    assert again is first and new is not second
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """Have the second rank alone find that the second server hangs; return the servers that this rank ends."""
+    ended: list[str] = []
+    engine: Any = object.__new__(RemoteEngine)
+    engine._servers = [VllmServer(url, key=None, seconds=1.0) for url in ("http://a", "http://b")]
+    engine._own = SimpleNamespace(kill=lambda server: ended.append(server.url))
+    engine._hung = set()
+    if ranks.rank() == 1:
+        engine._end_hung([(engine._servers[1], ServerTimedOut("slow"))])
+    engine._end_hung_of_all_ranks()
+    engine._end_hung_of_all_ranks()
+    return {"ended": ended}
+
+
+def test_the_first_rank_ends_what_hangs_for_another(tmp_path: Path) -> None:
+    first, _ = on_ranks(told, tmp_path)
+    assert first["ended"] == ["http://b"], "once"
+
+
+def test_a_server_that_hangs_again_and_again_ends_the_stage(
+    pipeline: Any, processes: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_servers, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(Started, "begin", _begin_hanging)
+    policy, codec, prompts = parts(pipeline)
+    with pytest.raises(EngineUnavailable, match="server 0 of rollout.servers ended 2 times"):
+        engine_of(policy, codec, 1, request_seconds=1.0).generate(prompts, count=1, seed=1)
+
+
+def _begin_hanging(self: Started) -> None:
+    self.servers.append(FakeServer(self._model, key=self._key))
+    self.server.faults.hanging_paths = {"/collective_rpc"}
+    self._runs = True
