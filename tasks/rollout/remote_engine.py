@@ -132,7 +132,8 @@ class RemoteEngine(SamplesWhenAsked):
         self._servers = [] if rollout.url is None else _named_servers(rollout)
         self._hung: set[VllmServer] = set()
         """Own servers that took too long for this rank since all ranks last asked for servers."""
-        self._at_once = rollout.max_rows or AT_ONCE
+        self._at_once = max(1, (rollout.max_rows or AT_ONCE) // ranks.world_size())
+        """Responses that this rank has a server draw at once: those of all ranks are what a server draws without a queue."""
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
         self._num_updates = self._num_given = 0
         self._held: _Version | None = None

@@ -38,7 +38,7 @@ class Rollout:
     adapter: str | None
     """Name of the adapter that is applied; None: the policy has none."""
     at_once: int
-    """Most responses that one server draws at once."""
+    """Most responses that one server draws at once for this rank."""
 
     def missing(self, found: dict[int, Response]) -> list[int]:
         """Return the rows without a response."""

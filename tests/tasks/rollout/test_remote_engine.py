@@ -28,7 +28,7 @@ from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.remote_engine import EngineUnavailable, RemoteEngine
 from vantage.tasks.rollout.vllm_server import ServerRefused
 from vantage.tasks.rollout.vllm_worker import VantageWorker
-from vantage.tasks.training import preemption
+from vantage.tasks.training import preemption, ranks
 from vantage.tasks.training.engine_record import engine_metrics
 from vantage.tasks.training.seeds import derive_seed
 
@@ -442,6 +442,22 @@ def test_a_busy_or_dead_engine_is_no_server_of_another_kind(
     setattr(servers[0].faults, fault, set())
     assert_alike(engine.generate(prompts, count=1, seed=1), expected)
     assert len(servers[0].seen.seeds) == 2
+
+
+@pytest.mark.parametrize("max_rows, num_ranks, each", [(None, 1, 256), (None, 6, 42), (64, 6, 10), (2, 6, 1)])
+def test_the_ranks_share_the_responses_that_a_server_draws_at_once(
+    max_rows: int | None,
+    num_ranks: int,
+    each: int,
+    pipeline: Any,
+    servers: list[FakeServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the time of a request would count the queue before it, and servers that are well would be ended."""
+    policy, codec, _ = parts(pipeline)
+    monkeypatch.setattr(ranks, "world_size", lambda: num_ranks)
+    monkeypatch.setattr(ranks, "agreed", lambda value: value)
+    assert engine_of(policy, codec, servers, max_rows=max_rows)._at_once == each
 
 
 def test_another_program_is_no_server(pipeline: Any, servers: list[FakeServer]) -> None:
