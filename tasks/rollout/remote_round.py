@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -43,6 +43,20 @@ class Rollout:
     def missing(self, found: dict[int, Response]) -> list[int]:
         """Return the rows without a response."""
         return [row for row in self.rows if row not in found]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A server that draws responses."""
+
+    server: VllmServer
+    client: httpx.AsyncClient
+    turn: asyncio.Semaphore
+    """Held while a response is drawn."""
+    unconfirmed: dict[int, Response] = field(default_factory=dict)
+    """Responses that were cut at a stop string before the server reported the version of its weights."""
+    confirming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the server is asked for its version."""
 
 
 class Round:
@@ -98,12 +112,10 @@ class Round:
     async def _draw_on(self, server: VllmServer, rows: Sequence[int]) -> None:
         """Draw these responses; after a time-out or some failed requests, the server gets no more of them."""
         num_failed = 0
-        unconfirmed: dict[int, Response] = {}
         turn = asyncio.Semaphore(self._rollout.at_once)
         async with server.asynchronous(at_once=self._rollout.at_once) as client:
-            tasks = [
-                asyncio.create_task(self._draw_row(server, client, row, turn, unconfirmed)) for row in rows
-            ]
+            asked = _Asked(server, client, turn)
+            tasks = [asyncio.create_task(self._draw_row(asked, row)) for row in rows]
             try:
                 for ended in asyncio.as_completed(tasks):
                     try:
@@ -115,21 +127,12 @@ class Round:
                             break
             finally:
                 await _cancelled(tasks)
-        if unconfirmed:
-            self._confirm(server, unconfirmed)
 
-    async def _draw_row(
-        self,
-        server: VllmServer,
-        client: httpx.AsyncClient,
-        row: int,
-        turn: asyncio.Semaphore,
-        unconfirmed: dict[int, Response],
-    ) -> None:
+    async def _draw_row(self, asked: _Asked, row: int) -> None:
         strings = self._sampled.codec.stop_strings
-        async with turn:
-            drawn = await server.draw(
-                client,
+        async with asked.turn:
+            drawn = await asked.server.draw(
+                asked.client,
                 self._rollout.prompts[row],
                 self._sampling(row),
                 is_complete=None if strings is None else strings.complete,
@@ -137,23 +140,30 @@ class Round:
             )
         response = self._sampled.response(drawn.ids, drawn.logprobs)
         if drawn.versions is None:
-            unconfirmed[row] = response
+            asked.unconfirmed[row] = response
+            await self._confirm(asked, row)
         elif drawn.versions == {self._rollout.version}:
             self._keep({row: response})
         else:
-            self._drop(server, 1, sorted(drawn.versions))
+            self._drop(asked.server, 1, sorted(drawn.versions))
 
-    def _confirm(self, server: VllmServer, responses: dict[int, Response]) -> None:
-        """Keep responses that were cut at a stop string if the server has the same weights still."""
-        try:
-            version = server.version()
-        except ServerFailed as error:
-            self._note(server, error)
-            return
+    async def _confirm(self, asked: _Asked, row: int) -> None:
+        """Keep a response that was cut at a stop string, and others that wait with it, if the server has the same weights still.
+
+        Raises:
+            ServerFailed: it does not answer; the responses wait for a later one.
+        """
+        async with asked.confirming:
+            responses = dict(asked.unconfirmed)
+            if row not in responses:  # it was confirmed with another one
+                return
+            version = await asked.server.version_now(asked.client)
+            for each in responses:
+                del asked.unconfirmed[each]
         if version == self._rollout.version:
             self._keep(responses)
         else:
-            self._drop(server, len(responses), [version])
+            self._drop(asked.server, len(responses), [version])
 
     def _keep(self, responses: dict[int, Response]) -> None:
         self._found |= responses

@@ -25,6 +25,7 @@ ANSWER_SECONDS = 60.0
 """Most seconds of an answer for which the server computes nothing."""
 
 GENERATE = "/inference/v1/generate"
+INFO = "/weight_info"
 CHECKER = "/weight_checker"
 DESCRIBE = "vantage_describe"
 """Method of the worker that a stage calls first."""
@@ -106,8 +107,8 @@ class VllmServer:
         self._client = httpx.Client(timeout=self._timeout(ANSWER_SECONDS), **self._settings)
 
     def asynchronous(self, *, at_once: int) -> httpx.AsyncClient:
-        """Return a client for ``draw`` with as many connections as responses are drawn at once."""
-        limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=0)
+        """Return a client for ``draw`` and ``version_now`` with as many connections as responses are drawn at once, and one more."""
+        limits = httpx.Limits(max_connections=at_once + 1, max_keepalive_connections=0)
         return httpx.AsyncClient(timeout=self._timeout(self._seconds), limits=limits, **self._settings)
 
     def describe(self) -> Described:
@@ -155,8 +156,20 @@ class VllmServer:
 
     def version(self) -> str:
         """Return the version of the weights that the server holds."""
-        found = self._call("GET", "/weight_info")
-        with self._reading("/weight_info"):
+        return self._version_in(self._call("GET", INFO))
+
+    async def version_now(self, client: httpx.AsyncClient) -> str:
+        """Return the version of the weights that the server holds, as ``version`` does.
+
+        Args:
+            client: of this server.
+        """
+        with self._answering(INFO):
+            response = await client.get(INFO, timeout=self._timeout(ANSWER_SECONDS))
+        return self._version_in(self._content(response, INFO, None))
+
+    def _version_in(self, found: Any) -> str:
+        with self._reading(INFO):
             return str(found["weight_version"])
 
     def take_weights(

@@ -129,6 +129,24 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(
     assert all(body["stream"] for server in servers for body in server.seen.bodies)
 
 
+def test_responses_that_ended_at_a_stop_string_outlive_their_server(
+    pipeline: Any, servers: list[FakeServer]
+) -> None:
+    """Each is asked for once, but the one at which the server ends."""
+    policy, codec, prompts = parts(pipeline)
+    whole = by_hand(policy, codec, prompts, count=4, seed=2)
+    text = codec.whole_texts([whole.responses[0]])[0][2]
+    policy, codec, _ = parts(pipeline, stop=(text,))
+    engine = engine_of(policy, codec, servers, max_rows=1)
+    servers[0].faults.stops_at = 7
+    found = engine.generate(prompts, count=4, seed=2)
+    assert_alike(found, by_hand(policy, codec, prompts, count=4, seed=2))
+    assert codec.stop_strings is not None
+    assert sum(codec.stop_strings.complete(ids) for ids in found.responses) >= 4
+    seeds = [seed for server in servers for seed in server.seen.seeds]
+    assert len(seeds) == 17 and len(set(seeds)) == 16
+
+
 def test_an_update_reaches_every_server_and_all_prove_it(pipeline: Any, servers: list[FakeServer]) -> None:
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
