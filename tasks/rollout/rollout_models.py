@@ -50,7 +50,8 @@ class RolloutModels:
         """Return the policy for sampling, with its settings; None: this stage neither samples nor scores."""
         if self.scorer is None:
             return None
-        return Sampler(self.policy, self.precision, self.codec.pad_token_id, beside_training=self.ahead)
+        is_beside = self.ahead and isinstance(self.engine, LocalEngine)  # servers have memory of their own
+        return Sampler(self.policy, self.precision, self.codec.pad_token_id, beside_training=is_beside)
 
     def ready(self, job: Job, taken: Taken) -> "tuple[RolloutModels, Job]":
         """Return the models, with an engine that samples as the recipe asks, and the job, both limited by the memory of

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +18,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.rollout import remote_engine
 from vantage.tasks.rollout.ahead import AheadEngine
 from vantage.tasks.rollout.remote_engine import EngineUnavailable
+from vantage.tasks.rollout.rollout_models import load_rollout_models
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.engine_record import engine_metrics
 from vantage.tasks.training.scratch import JOURNAL
@@ -87,6 +88,22 @@ def test_a_checkpoint_keeps_what_was_begun_and_by_which_weights(
         assert resumed.generate(prompts, count=2, seed=4) == expected
     assert sum(len(server.seen.seeds) for server in servers) == num_asked, "nothing was sampled again"
     assert engine_metrics() == whole
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_no_memory_is_kept_for_a_copy_where_servers_sample(
+    is_served: bool, pipeline: Any, servers: list[FakeServer], tmp_path: Path
+) -> None:
+    job = served(pipeline, servers, tmp_path)
+    if not is_served:
+        work: Any = job.work
+        job = job.model_copy(update={"work": work.model_copy(update={"rollout": Ahead(ahead=1)})})
+    policy, _, _ = parts(pipeline)
+    models = load_rollout_models(
+        job, cast(Any, job.work), policy, role="init", with_reference=False, with_scorer=True
+    )
+    assert models.sampler is not None and models.ahead
+    assert models.sampler.beside_training == (not is_served)
 
 
 def test_who_leaves_waits_for_no_server_that_hangs(pipeline: Any, servers: list[FakeServer]) -> None:
