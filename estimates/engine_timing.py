@@ -114,6 +114,22 @@ def seconds_of_engine(workload: Workload, device: Device) -> tuple[float, float]
     return sampling, sending
 
 
+def seconds_beside(workload: Workload, device: Device, *, update: float) -> float:
+    """Return the seconds of sampling that ``ahead: 1`` hides behind updates: each rollout but the first is sampled beside the update
+    before it. Scores and other passes over a rollout, new weights, and validation come before or after both.
+
+    Args:
+        update: seconds of all updates.
+    """
+    assert workload.engine is not None
+    hidden = 0.0
+    for each in workload.samplings:
+        if each.is_rollout and workload.engine.is_beside:
+            once = sampled(each, workload, workload.engine, device)
+            hidden += (each.times - 1) * min(once.prefill + once.decode, update / each.times)
+    return hidden
+
+
 def tokens_per_second(workload: Workload, device: Device) -> float | None:
     """Return the sampled tokens per second of all engines, new weights left out; None: the stage samples nothing."""
     engine = workload.engine

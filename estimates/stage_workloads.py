@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from vantage.estimates.asked_servers import Asked
-from vantage.estimates.workload import Network, Pass, Workload
+from vantage.estimates.workload import Network, Pass, Sampling, Workload
 from vantage.estimates.workload_parts import (
     Responses,
     Subject,
@@ -212,15 +212,18 @@ def value(subject: Subject) -> Workload:
     minibatch = rollouts.trained(work, logits=0.0)
     whole = rollouts.scored(work.batch_size, logits=0.0)
     steps = work.iterations * work.epochs * (work.batch_size // work.minibatch_size)
-    passes: list[Pass | Asked] = [Pass(role="critic", does="train", times=steps, sequences=minibatch)]
-    samplings = []
+    passes: list[Pass | Asked] = [
+        Pass(role="critic", does="train", times=steps, sequences=minibatch, in_update=True)
+    ]
+    samplings: list[Sampling] = []
     held_out = work.validation_samples, work.test_samples or work.validation_samples
     drawn = [(float(work.iterations), work.fresh_responses)]
     if work.rollouts is None:
         drawn += [(1.0, count) for count in held_out]
         drawn += [(1.0, work.batch_size)] if work.returns.reward_scaling != "none" else []
     for times, count in drawn if work.fresh_responses else []:
-        samplings.append(rollouts.sampling("policy", times, count))
+        is_rollout = not samplings
+        samplings.append(replace(rollouts.sampling("policy", times, count), is_rollout=is_rollout))
         passes += rollouts.rewards(times, count)
     read = [(float(work.iterations), work.batch_size), *((1.0, count) for count in held_out)]
     if work.rollouts is None and work.returns.reward_scaling != "none":
@@ -260,10 +263,12 @@ def policy(subject: Subject) -> Workload:
     of_iteration = steps // work.iterations
     policy_steps = max(0, work.iterations - algorithm.policy_starts_at) * of_iteration
     minibatch = rollouts.trained(work, logits=1.0)
-    passes: list[Pass | Asked] = [Pass(role="policy", does="train", times=policy_steps, sequences=minibatch)]
+    passes: list[Pass | Asked] = [
+        Pass(role="policy", does="train", times=policy_steps, sequences=minibatch, in_update=True)
+    ]
     read = [work.prompts, *([work.watch_prompts] if work.watch_prompts else [])]
     if algorithm.kl_loss_kind == "full" and algorithm.kl_loss_coef:
-        passes.append(forward("reference", policy_steps, minibatch))
+        passes.append(forward("reference", policy_steps, minibatch, in_update=True))
     if algorithm.ptx_coef and work.ptx is not None:
         demonstrations = subject.data_of(work.ptx)
         micro = rows_at_once(work.pass_limits, demonstrations.whole.longest, work.minibatch_size)
@@ -271,16 +276,28 @@ def policy(subject: Subject) -> Workload:
             demonstrations, work.minibatch_size, micro, grouped=False, columns=1, with_logits=1.0
         )
         passes.append(
-            Pass(role="policy", does="train", times=policy_steps, sequences=sequences, takes_step=False)
+            Pass(
+                role="policy",
+                does="train",
+                times=policy_steps,
+                sequences=sequences,
+                takes_step=False,
+                in_update=True,
+            )
         )
         read.append(work.ptx)
     if algorithm.reads_critic:
         if algorithm.trains_critic:
             critic_batch, critic_steps = rollouts.trained(work, logits=0.0), steps * algorithm.critic_steps
-            passes.append(Pass(role="critic", does="train", times=critic_steps, sequences=critic_batch))
-        looks = work.iterations + (policy_steps // of_iteration if algorithm.critic_first else 0)
-        passes.append(forward("critic", looks, rollouts.scored(work.batch_size, logits=0.0)))
-    samplings = [rollouts.sampling("policy", work.iterations, work.batch_size)]
+            passes.append(
+                Pass(role="critic", does="train", times=critic_steps, sequences=critic_batch, in_update=True)
+            )
+        whole = rollouts.scored(work.batch_size, logits=0.0)
+        passes.append(forward("critic", work.iterations, whole))
+        if algorithm.critic_first:
+            passes.append(forward("critic", policy_steps // of_iteration, whole, in_update=True))
+    rollout = rollouts.sampling("policy", work.iterations, work.batch_size)
+    samplings = [replace(rollout, is_rollout=True)]
     passes += rollouts.rewards(work.iterations, work.batch_size)
     scored = rollouts.logprobs(work.iterations, work.batch_size, reference=True)
     has_exact_kl = algorithm.kl_coef and algorithm.kl_kind == "full"
@@ -288,10 +305,11 @@ def policy(subject: Subject) -> Workload:
     passes += [each for each in scored if each.role != "policy" or is_read]
     if algorithm.advantage == "tracked_mean" or algorithm.kl_penalty_target is not None:
         # how far each update moved the policy
-        passes.append(forward("policy", work.iterations, rollouts.scored(work.batch_size, logits=1.0)))
+        whole = rollouts.scored(work.batch_size, logits=1.0)
+        passes.append(forward("policy", work.iterations, whole, in_update=True))
     looks_again = (algorithm.trust_region_kl is not None, algorithm.covariance != "none")
     if any(looks_again):
-        passes.append(forward("policy", sum(looks_again) * policy_steps, minibatch))
+        passes.append(forward("policy", sum(looks_again) * policy_steps, minibatch, in_update=True))
     if algorithm.advantage == "greedy_baseline":
         greedy = work.batch_size // algorithm.samples_per_prompt
         samplings.append(rollouts.sampling("policy", work.iterations, greedy))

@@ -7,11 +7,10 @@ backward pass of the last micro-batch. Not counted: loading weights and data, th
 verifiers, and the start of the process.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from vantage.estimates.devices import FORWARD_HOST_SECONDS, TRAINING_HOST_SECONDS, Device
-from vantage.estimates.engine_timing import on_ranks, seconds_of_engine
+from vantage.estimates.engine_timing import on_ranks, seconds_beside, seconds_of_engine
 from vantage.estimates.flops import head_flops, scoring_flops, training_flops, trunk_flops
 from vantage.estimates.layouts import Layout, keeps_gathered, width_of
 from vantage.estimates.memory import FLOAT32, decoding_bytes, kv_cache_bytes, layer_activation_bytes
@@ -50,26 +49,20 @@ def parts_of(workload: Workload, layout: Layout, device: Device) -> Parts:
     passes = [(each.times, _pass_seconds(each, workload, layout, device)) for each in workload.passes]
     if workload.engine is not None:
         placed = on_ranks(workload, world=layout.world, is_sharded=layout.is_sharded)
-        return _beside_engine(passes, placed, device)
+        pairs = zip(workload.passes, passes, strict=True)
+        update = sum(times * sum(seconds) for each, (times, seconds) in pairs if each.in_update)
+        return Parts(
+            computing=sum(times * computed for times, (computed, _) in passes),
+            gathering=0.0,
+            communicating=sum(times * waiting for times, (_, waiting) in passes),
+            sampling=sum(seconds_of_engine(placed, device)) - seconds_beside(placed, device, update=update),
+        )
     drawn = [(each.times, _sampling_seconds(each, workload, layout, device)) for each in workload.samplings]
     return Parts(
         computing=sum(times * computed for times, (computed, _) in [*passes, *drawn]),
         gathering=sum(times * waiting for times, (_, waiting) in drawn),
         communicating=sum(times * waiting for times, (_, waiting) in passes),
     )
-
-
-def _beside_engine(
-    passes: Sequence[tuple[float, tuple[float, float]]], workload: Workload, device: Device
-) -> Parts:
-    """Return the seconds of a stage whose responses vLLM samples, before the other passes or, with ``ahead: 1``, beside them."""
-    assert workload.engine is not None
-    computing = sum(times * computed for times, (computed, _) in passes)
-    communicating = sum(times * waiting for times, (_, waiting) in passes)
-    sampling = sum(seconds_of_engine(workload, device))
-    if workload.engine.is_beside:
-        sampling = max(0.0, sampling - computing - communicating)
-    return Parts(computing=computing, gathering=0.0, communicating=communicating, sampling=sampling)
 
 
 def flops_of(workload: Workload) -> float:

@@ -81,6 +81,8 @@ class Pass:
     """Whether an optimiser step follows each pass; only for training passes."""
     has_precision: bool = True
     """Whether it runs in the stage's ``precision``; a pass of a reward's model runs in the type of its weights."""
+    in_update: bool = False
+    """Whether it is part of an iteration's update, which begins after the next rollout has (``rollout.ahead: 1``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,8 @@ class Sampling:
     """Tokens of the longest of those sampled side by side: passes through the network."""
     longest: float
     """Most tokens of a prompt and its response together."""
+    is_rollout: bool = False
+    """Whether it is the rollout of each iteration, of which all but the first may be begun ahead (``rollout.ahead: 1``)."""
 
     def rows_at_once(self, world: int) -> float:
         """Return the rows side by side on each of so many ranks; at least 1."""

@@ -318,9 +318,9 @@ def steps_of(epochs: float, rows: int, batch_size: int) -> int:
     return max(1, math.ceil(round(epochs * rows) / batch_size))
 
 
-def forward(role: str, times: float, sequences: Sequences) -> Pass:
+def forward(role: str, times: float, sequences: Sequences, *, in_update: bool = False) -> Pass:
     """Return a forward pass without gradients."""
-    return Pass(role=role, does="score", times=times, sequences=sequences)
+    return Pass(role=role, does="score", times=times, sequences=sequences, in_update=in_update)
 
 
 def language_model(subject: Subject, role: str, *, trained: bool = False) -> Network:

@@ -130,18 +130,36 @@ def test_weights_are_sent_when_they_have_changed(is_trained: bool, adapters: int
 def with_training(engine: Engine, count: float) -> Workload:
     sequences = Sequences(count=count, at_once=8, tokens=150, longest=200)
     return replace(
-        workload(engine), passes=(Pass(role="policy", does="train", times=10, sequences=sequences),)
+        workload(engine),
+        samplings=(replace(SAMPLING, is_rollout=True),),
+        passes=(Pass(role="policy", does="train", times=10, sequences=sequences, in_update=True),),
     )
 
 
 @pytest.mark.parametrize("count", [8, 4_096])
-def test_beside_training_the_longer_of_both_counts(count: float) -> None:
+def test_beside_an_update_the_longer_of_both_counts(count: float) -> None:
+    """Of three iterations, the first rollout is sampled before the first update, and the last update has no rollout beside it."""
     layout = Layout(1)
     before, beside = (with_training(replace(SERVERS, is_beside=ahead), count) for ahead in (False, True))
-    sampling = sum(seconds_of_engine(before, DEVICE))
-    training = seconds_of(before, layout, DEVICE) - sampling
+    sampling, sending = seconds_of_engine(before, DEVICE)
+    training = seconds_of(before, layout, DEVICE) - sampling - sending
     assert training > 0
-    assert seconds_of(beside, layout, DEVICE) == pytest.approx(max(sampling, training))
+    rollout, update = sampling / 3, training / 3
+    expected = sending + rollout + 2 * max(rollout, update) + update
+    assert seconds_of(beside, layout, DEVICE) == pytest.approx(expected)
+
+
+def test_what_comes_before_or_after_an_update_is_added_to_it() -> None:
+    """Passes over a rollout and a validation are beside nothing."""
+    layout = Layout(1)
+    one = with_training(replace(SERVERS, is_beside=True), 8)
+    scoring = replace(one.passes[0], does="score", times=3, in_update=False)
+    validation = replace(SAMPLING, times=2)
+    more = replace(one, passes=(*one.passes, scoring), samplings=(*one.samplings, validation))
+    alone = replace(workload(SERVERS), passes=(scoring,), samplings=())
+    once = sampled(validation, one, SERVERS, DEVICE)
+    added = seconds_of(alone, layout, DEVICE) + 2 * (once.prefill + once.decode)
+    assert seconds_of(more, layout, DEVICE) == pytest.approx(seconds_of(one, layout, DEVICE) + added)
 
 
 def test_more_gpus_that_train_do_not_sample_faster_and_a_slow_link_is_named_as_the_reason() -> None:
