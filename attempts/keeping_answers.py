@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vantage.schemas.checks.engines import sampling_of
 from vantage.schemas.recipe.rewards import Reward
 from vantage.schemas.recipe.work import Work
 from vantage.schemas.records.attempt import AttemptRequest
@@ -24,6 +25,7 @@ from vantage.tasks.training.scratch import ANSWERS
 
 NOT_BITWISE = "not_bitwise"
 WHY = "servers gave scores; a rerun is bitwise equal with their stored answers"
+WHY_VLLM = "vllm samples its responses; a rerun may sample others (rollout.engine: loop would not)"
 WHY_TAUGHT = "a server gave the teacher's log-probabilities; a rerun is bitwise equal with its stored answers"
 
 
@@ -68,10 +70,15 @@ def restore_answers(storage: Storage, request: AttemptRequest, scratch: Path) ->
 def unequal_bits(
     work: Work, rewards: Mapping[str, Reward], parts: Sequence[Mapping[str, str]]
 ) -> dict[str, str]:
-    """Return why a stage made again may have other bits, from the parts of its provenance and from its servers; empty: it has the same."""
+    """Return why a stage made again may have other bits, from the parts of its provenance, its engine and its servers; empty: it has the same."""
     found = [part[NOT_BITWISE] for part in parts if NOT_BITWISE in part]
-    of_servers = ((is_scored_by_servers(rewards), WHY), (is_taught_by_a_server(work), WHY_TAUGHT))
-    causes = [*found, *(why for is_asked, why in of_servers if is_asked)]
+    sampling = sampling_of(work)
+    others = (
+        (sampling is not None and sampling.engine == "vllm", WHY_VLLM),
+        (is_scored_by_servers(rewards), WHY),
+        (is_taught_by_a_server(work), WHY_TAUGHT),
+    )
+    causes = [*found, *(why for is_so, why in others if is_so)]
     if causes == found and len(found) < 2:
         return {}
     return {NOT_BITWISE: "; ".join(dict.fromkeys(causes))}

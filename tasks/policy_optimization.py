@@ -95,13 +95,13 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             gathered, metrics = learn_from(
                 source, gathered, state, iteration=iteration, policy_learns=policy_learns, ptx=ptx
             )
-            models.sync_engine()
             metrics |= describe(gathered, algorithm, state)
 
             # 4. Update the coefficients of KL and entropy, and the baselines that follow the policy
             if policy_learns:
                 state = steered(source, gathered, state)
                 state = with_updated_entropy_coef(state, metrics.get("entropy"), algorithm)
+            models.sync_engine()  # which wakes a vLLM of this process, so the update's passes are over
             attempt.state = after_rollout(state, gathered)
             if source.difficulty is not None:
                 source.difficulty.count(gathered.seen)

@@ -10,6 +10,7 @@ from vantage.review.reports.times import is_time, times_of
 from vantage.runs.history import Row
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.metric_names import INITIAL_AGREEMENT_LOW, TERM_PERCENTILES
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.records.firings import Firing
 from vantage.schemas.records.metric import Metric
 from vantage.schemas.records.metrics import METRICS
@@ -83,6 +84,7 @@ def stage_curves(
     most: int,
     made_by: str | None = None,
     firings: Sequence[Firing] = (),
+    rollout: Sampling | None = None,
 ) -> StageCurves | None:
     """Return the curves of one stage, or None if it has none.
 
@@ -90,6 +92,7 @@ def stage_curves(
         measured: metric → its rows.
         most: number of curves that are drawn.
         firings: firings of the stage's guards; their metrics are drawn first, with a mark.
+        rollout: what samples the stage's responses; None: it samples none.
     """
     fired: dict[str, list[int]] = {}
     for firing in firings:
@@ -121,6 +124,7 @@ def stage_curves(
         made_by=made_by,
         ridges=ridges,
         times=times,
+        rollout=rollout,
     )
 
 

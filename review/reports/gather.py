@@ -29,6 +29,7 @@ from vantage.runs.record import REMOVED, RunRecord, StageRecord
 from vantage.runs.summary import headline_of
 from vantage.runs.view import Broken, Maker, Missing, RunView
 from vantage.runs.workspace import Workspace
+from vantage.schemas.checks.engines import sampling_of
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
 from vantage.schemas.records.energy import Energy
 from vantage.schemas.records.uncertainty import Uncertainty, interval_among
@@ -223,8 +224,8 @@ class _Gathering:
         return tuple(found)
 
     def _curves(self) -> tuple[StageCurves, ...]:
-        kinds = {name: work_of(self.record.recipe, name).kind for name in self.steps if name in self.reads}
-        stages = [name for name, kind in kinds.items() if has_curves(kind)]
+        works = {name: work_of(self.record.recipe, name) for name in self.steps if name in self.reads}
+        stages = [name for name, work in works.items() if has_curves(work.kind)]
         most, found = most_of_each(len(stages)), []
         for name in stages:
             maker = self.makers.get(name)
@@ -233,11 +234,12 @@ class _Gathering:
                 measured = self.history(maker.run).curves.get(maker.step)
             if curves := stage_curves(
                 name,
-                kinds[name],
+                works[name].kind,
                 measured or {},
                 most=most,
                 made_by=maker.run.run_id if maker else None,
                 firings=self.steps[name].firings,
+                rollout=sampling_of(works[name]),
             ):
                 found.append(curves)
             elif self.steps[name].digest:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.records.alarms import Alarm
 from vantage.schemas.records.conclusions import Conclusion, Judged
 from vantage.schemas.records.energy import Energy
@@ -143,6 +144,8 @@ class StageCurves:
     """Percentiles of the scores of the validation responses; empty: it measures none."""
     times: Times | None = None
     """None: it does not sample, or an earlier version computed it."""
+    rollout: Sampling | None = None
+    """What samples its responses; None: it samples none."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from vantage.review.reports.words import (
     verdict_sentence,
     words,
 )
+from vantage.schemas.recipe.rollout import SampledAhead
 from vantage.schemas.records.facts import FACTS
 
 _LONGEST = 600
@@ -51,7 +52,20 @@ SHORTENED_BY = {
     "other": "a larger checkpoint_every",
 }
 """Group of phases → settings that may shorten it. None of them asks less of the policy."""
+OF_VLLM = "a larger rollout.max_rows"
+"""Setting that may shorten the sampling of vLLM."""
+SERVERS = "; rollout.servers, which sample on GPUs of their own"
 AHEAD = "; rollout.ahead: 1, whose responses are one update old"
+
+
+def _shortened_by(phase: str, stage: StageCurves) -> str:
+    """Return the settings that may shorten a phase of the stage, of which it has none yet."""
+    rollout = stage.rollout
+    if phase == "sampling" and rollout is not None and rollout.engine == "vllm":
+        return OF_VLLM + ("" if rollout.is_served else SERVERS)
+    where = "waiting" if rollout is not None and rollout.is_served else "sampling"
+    is_offered = phase == where and isinstance(rollout, SampledAhead) and not rollout.ahead
+    return SHORTENED_BY[phase] + (AHEAD if is_offered else "")
 
 
 def times_table(stage: StageCurves) -> str:
@@ -65,7 +79,7 @@ def times_table(stage: StageCurves) -> str:
             f"{number(each.seconds)} s",
             f"{100 * each.share:.0f} %",
             f"{100 * each.low:.0f} to {100 * each.high:.0f} %",
-            SHORTENED_BY[each.phase] + (AHEAD if each.phase == "sampling" and times.beside is None else ""),
+            _shortened_by(each.phase, stage),
         )
         for each in times.phases
     )

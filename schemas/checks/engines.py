@@ -12,6 +12,7 @@ from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts
 from vantage.schemas.recipe.stages_that_collect import PreferenceCollection, RolloutCollection
+from vantage.schemas.recipe.work import Work
 
 _FIXED = ("policy", "candidate", "baseline")
 """Fields that name a policy which a stage samples from and does not train."""
@@ -21,7 +22,11 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM keeps room (``--max-lora-rank``); an adapter of another rank takes the next larger one."""
 
 
-def sampling_of(stage: Stage) -> Sampling | None:
+VLLM_TEMPERATURES = (0.01, 2.0)
+"""Least and largest temperature of vLLM: it raises smaller ones to the least without an error, and refuses larger ones."""
+
+
+def sampling_of(stage: Work) -> Sampling | None:
     """Return the settings of what samples the stage's responses; None: it samples none."""
     if isinstance(stage, Rollouts | RolloutCollection | PreferenceCollection | PolicyEvaluation):
         return stage.rollout
@@ -41,7 +46,8 @@ def runs_vllm(stage: Stage) -> bool:
 
 
 def engine_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield problems of weights that vLLM cannot be given: quantised ones, and adapters of a rank for which it has no room.
+    """Yield problems of a temperature that vLLM does not have, and of weights that it cannot be given: quantised ones, and adapters of a
+    rank for which it has no room.
 
     Args:
         recipe: inherited adapters are filled in.
@@ -51,6 +57,10 @@ def engine_problems(recipe: Recipe) -> Iterator[Problem]:
         if sampling is None or sampling.engine != "vllm":
             continue
         path = ("stages", name, "rollout", "engine")
+        least, most = VLLM_TEMPERATURES
+        if not least <= recipe.generation.temperature <= most:
+            message = f"vllm samples at temperatures from {least:g} to {most:g}, and generation.temperature={recipe.generation.temperature:g}"
+            yield Problem(path, message, "use a temperature in that range, or engine: loop")
         if recipe.model.quantization is not None:
             message = f"vllm samples from whole weights, and model.quantization={recipe.model.quantization} rounds them"
             yield Problem(path, message, "use engine: loop, or leave quantization out")

@@ -226,7 +226,7 @@ class RemoteEngine(SamplesWhenAsked):
                 raise EngineUnavailable(
                     f"no server of {self._place} has the weights any longer from which it sampled: {_named(faults) or 'they have others'}"
                 )
-            new = Round(self._sampled, rollout, found, None, show=show, looks=True)
+            new = Round(self._sampled, rollout, found, None, show=show)
             new.draw([server for server in holding if server not in failed] or holding)
             self._end_hung(new.faults)
             return new

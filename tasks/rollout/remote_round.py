@@ -70,16 +70,14 @@ class Round:
         listener: Listener | None,
         *,
         show: Callable[[int], None],
-        looks: bool = False,
     ) -> None:
         """Prepare to draw what is missing in ``found``.
 
         Args:
-            show: called with the number of responses that are there.
-            looks: whether ``show`` is called several times a second; an error that it raises ends the round.
+            show: called several times a second with the number of responses that are there; an error that it raises ends the round.
         """
         self._sampled, self._rollout, self._found, self._listener = sampled, rollout, found, listener
-        self._show, self._looks = show, looks
+        self._show = show
         self.faults: list[tuple[VllmServer, ServerFailed]] = []
         """Servers that failed, and how."""
 
@@ -89,7 +87,7 @@ class Round:
         Raises:
             ServerRefused: a server refuses a request.
         """
-        asyncio.run(self._watched(servers) if self._looks else self._draw(servers))
+        asyncio.run(self._watched(servers))
 
     async def _watched(self, servers: Sequence[VllmServer]) -> None:
         drawing = asyncio.create_task(self._draw(servers))

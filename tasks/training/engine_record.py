@@ -42,11 +42,13 @@ def note_failure() -> None:
 
 
 def engine_metrics() -> dict[str, float]:
-    """Return the metrics since the last call, counts over all ranks; empty if no engine sampled. All ranks call this."""
+    """Return the metrics since the last call, counts over all ranks; empty if no engine sampled, and the counts are then those of the
+    next step. All ranks call this."""
     global _now
-    step, _now = _now, _Step()
+    step = _now
     if step.digest is None:
         return {}
+    _now = _Step()
     stale, failures = ranks.total(torch.tensor([float(step.stale), float(step.failures)])).tolist()
     return {
         "sampled_weights": float(int(step.digest, 16)),

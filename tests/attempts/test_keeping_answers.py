@@ -13,6 +13,7 @@ from tests.attempts.test_keeping_state import before_commit_of
 from tests.support.answering_work import QUESTIONS
 from tests.support.extended_work import Killed
 from tests.support.orchestrated import InProcess, attempt_all, events, orchestrated
+from vantage.attempts.keeping_answers import unequal_bits
 from vantage.attempts.run_attempt import run_attempt
 from vantage.flows.garbage_collection import collect
 from vantage.review.audit import answers as checks
@@ -21,6 +22,8 @@ from vantage.review.audit.target import audit
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
+from vantage.schemas.recipe.rollout import Ahead
+from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest
 from vantage.schemas.records.stored_answers import answers_key
 from vantage.storage.refs import Ref
@@ -120,6 +123,22 @@ def test_answers_are_an_artifact_of_their_own(workspace: Workspace, recipe_file:
     assert "answers" not in policy.artifact.parents
     assert policy.provenance["not_bitwise"] == (
         "servers gave scores; a rerun is bitwise equal with their stored answers"
+    )
+
+
+def test_a_stage_that_vllm_samples_for_says_that_it_may_have_other_bits(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    work = go(workspace, recipe_file).recipe.stages["policy"]
+    assert isinstance(work, PolicyOptimization)
+    by_vllm = work.model_copy(update={"rollout": Ahead(engine="vllm")})
+    assert unequal_bits(work, {}, []) == {}
+    assert unequal_bits(by_vllm, {}, []) == {
+        "not_bitwise": "vllm samples its responses; a rerun may sample others (rollout.engine: loop would not)"
+    }
+    ranks = {"not_bitwise": "begun on 2 processes, continued on 1"}
+    assert unequal_bits(by_vllm, {}, [ranks])["not_bitwise"].startswith(
+        "begun on 2 processes, continued on 1; vllm"
     )
 
 

@@ -7,10 +7,11 @@ import pytest
 from vantage.review.reports.curves import stage_curves
 from vantage.review.reports.gathered import PhaseTime
 from vantage.review.reports.plots import time_plots
-from vantage.review.reports.sections import SHORTENED_BY, times_table
+from vantage.review.reports.sections import OF_VLLM, SERVERS, SHORTENED_BY, times_table
 from vantage.review.reports.times import MOST_BARS, times_of
 from vantage.runs.history import Row
 from vantage.schemas.metric_names import PHASES
+from vantage.schemas.recipe.rollout import Ahead, Sampling
 
 
 def rows_of(values: list[float]) -> list[Row]:
@@ -55,7 +56,7 @@ def test_the_section_has_a_plot_and_a_table() -> None:
         "score_mean": rows_of([0.1, 0.2]),
         "seconds_beside": rows_of([0.0, 2.0])[1:],
     }
-    stage = stage_curves("policy", "policy_optimization", rows, most=4)
+    stage = stage_curves("policy", "policy_optimization", rows, most=4, rollout=Ahead(ahead=1))
     assert stage is not None
     [plot] = time_plots(stage)
     assert plot.title == "Seconds of an iteration"
@@ -64,9 +65,35 @@ def test_the_section_has_a_plot_and_a_table() -> None:
     assert "Means of 2 of its iterations, 6 s each." in table
     assert "Beside them, 2 s an iteration" in table
     assert "rollout.ahead" not in table, "it has that already"
-    before = times_table(replace(stage, times=replace(stage.times, beside=None)))  # type: ignore[type-var]
+    before = times_table(replace(stage, rollout=Ahead()))
     assert "rollout.ahead: 1, whose responses are one update old" in before
     assert not {name for name in stage.others if name.startswith("seconds_")}
+
+
+LOOP_ADVICE = "rollout.engine: vllm; a larger rollout.max_rows"
+AHEAD_ADVICE = "rollout.ahead: 1, whose responses are one update old"
+MORE = "more processes that sample or judge"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "sampling", "waiting"),
+    [
+        pytest.param(Sampling(), LOOP_ADVICE, MORE, id="a kind that never samples ahead"),
+        pytest.param(Ahead(), f"{LOOP_ADVICE}; {AHEAD_ADVICE}", MORE, id="the loop"),
+        pytest.param(Ahead(ahead=1), LOOP_ADVICE, MORE, id="the loop, ahead"),
+        pytest.param(Ahead(engine="vllm"), OF_VLLM + SERVERS, MORE, id="vLLM in the process"),
+        pytest.param(Ahead(engine="vllm", servers=1), OF_VLLM, f"{MORE}; {AHEAD_ADVICE}", id="servers"),
+        pytest.param(Ahead(engine="vllm", servers=1, ahead=1), OF_VLLM, MORE, id="servers, ahead"),
+    ],
+)
+def test_no_setting_is_offered_that_the_stage_has_or_refuses(
+    rollout: Sampling, sampling: str, waiting: str
+) -> None:
+    rows = measured(sampling=[3.0], waiting=[1.0])
+    stage = stage_curves("policy", "policy_optimization", {**rows, "score_mean": rows_of([0.1])}, most=4)
+    assert stage is not None
+    table = times_table(replace(stage, rollout=rollout))
+    assert f">{sampling}<" in table and f">{waiting}<" in table
 
 
 def test_every_phase_has_a_remedy() -> None:

@@ -61,6 +61,25 @@ def test_the_engine_enters_the_key_and_the_default_changes_nothing(name: str) ->
     assert vllm[0] != default[0] and vllm[1]["rollout"]["engine"] == "vllm"
 
 
+@pytest.mark.parametrize("temperature", [0.009, 2.1])
+def test_temperatures_that_vllm_changes_or_refuses_are_refused(temperature: float) -> None:
+    def refusal(**parts: str) -> str:
+        with pytest.raises(RecipeError) as error:
+            parsed(**parts)
+        return str(error.value)
+
+    def parsed(**parts: str) -> Recipe:
+        text = TEXT.format(**{name: parts.get(name, "") for name in NAMES})
+        return parse_recipe(f"{text}generation: {{temperature: {temperature}}}\n")
+
+    message = refusal(evaluation=VLLM)
+    assert (
+        f"stages.evaluation.rollout.engine: vllm samples at temperatures from 0.01 to 2, and generation.temperature={temperature}; "
+        "use a temperature in that range, or engine: loop" in message
+    )
+    assert parsed().generation.temperature == temperature
+
+
 @pytest.mark.parametrize("name", SAMPLING)
 def test_several_processes_of_one_machine_have_a_vllm_each(name: str) -> None:
     for resources in (

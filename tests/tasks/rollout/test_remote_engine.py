@@ -462,6 +462,18 @@ def test_a_busy_or_dead_engine_is_no_server_of_another_kind(
     assert len(servers[0].seen.seeds) == 2
 
 
+def test_a_stage_that_waits_for_a_long_response_does_not_count_as_hanging(
+    pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(remote_engine.progress, "phase", lambda *said, **_: shown.append(said))
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, servers[:1], request_seconds=2.0)
+    servers[0].faults.hanging = {3}
+    engine.generate(prompts, count=1, seed=1)
+    assert shown.count(("waiting for responses", 3, 4)) > 5
+
+
 @pytest.mark.parametrize("max_rows, num_ranks, each", [(None, 1, 256), (None, 6, 42), (64, 6, 10), (2, 6, 1)])
 def test_the_ranks_share_the_responses_that_a_server_draws_at_once(
     max_rows: int | None,

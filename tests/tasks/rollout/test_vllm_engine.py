@@ -21,8 +21,9 @@ from vantage.models.policy import PolicyModel
 from vantage.models.sampling import sample
 from vantage.schemas.metric_names import ENGINE
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.rollout import Sampling
+from vantage.schemas.recipe.rollout import Ahead, Sampling
 from vantage.schemas.records.job import StageJob
+from vantage.tasks import policy_optimization
 from vantage.tasks.data.examples import Codec, codec_of, read_prompts
 from vantage.tasks.rollout import running_vllm
 from vantage.tasks.rollout.engine import load_engine
@@ -30,6 +31,7 @@ from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.running_vllm import VllmCannotStart, VllmFailed
 from vantage.tasks.rollout.vllm_engine import VllmEngine
 from vantage.tasks.stages import run_stage
+from vantage.tasks.training import engine_record
 from vantage.tasks.training.engine_record import engine_metrics
 from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.training.seeds import derive_seed
@@ -335,6 +337,36 @@ def test_an_engine_that_shares_a_gpu_sleeps_while_others_compute(pipeline: Any, 
     after = engine.generate(prompts, count=2, seed=1)
     assert after == engine_of(policy, codec).generate(prompts, count=2, seed=1) != first
     assert faults.starts == 2
+
+
+def test_vllm_sleeps_until_the_passes_of_an_update_are_over(
+    pipeline: Any, faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The KL to the policy before the update is measured with all of the GPU's memory too."""
+    monkeypatch.setitem(running_vllm.ON_CPU, "enable_sleep_mode", True)
+    asleep: list[bool] = []
+
+    def measured(*arguments: Any) -> float:
+        asleep.append(faults.engines[-1].llm_engine.is_asleep)
+        return 0.01
+
+    monkeypatch.setattr(policy_optimization, "kl_to_old", measured)
+    job = pipeline.job("policy", folder=tmp_path, iterations=2)
+    algorithm = job.work.algorithm.model_copy(update={"kl_penalty_target": 0.01, "kl_penalty_coef": 0.1})
+    changes = {"rollout": Ahead(engine="vllm"), "algorithm": algorithm}
+    run_stage(job.model_copy(update={"work": job.work.model_copy(update=changes)}))
+    assert asleep == [True, True]
+
+
+def test_failures_of_a_step_that_samples_nothing_are_those_of_the_next() -> None:
+    engine_metrics()
+    engine_record.note_failure()
+    engine_record.note_stale(2)
+    assert engine_metrics() == {}
+    engine_record.note_sampled(digest="1f", gap=0.5)
+    expected = {"sampled_weights": 31.0, "engine_gap": 0.5, "stale_responses": 2.0, "engine_failures": 1.0}
+    assert engine_metrics() == expected
+    assert engine_metrics() == {}
 
 
 def test_an_engine_that_cannot_sleep_is_started_again(pipeline: Any, faults: Faults) -> None:
