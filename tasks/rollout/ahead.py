@@ -71,6 +71,9 @@ class _LocalCopy:
         """See ``SamplesBeside``."""
         self._copy.take_weights(self._policy.causal_lm.named_parameters())
 
+    def release(self) -> None:
+        """See ``SamplesBeside``; nothing is kept for a failure."""
+
     def sample_own(
         self, repeated: list[list[int]], mine: slice, *, seed: int, on_token: Callable[[int, int], None]
     ) -> Samples:
@@ -114,6 +117,7 @@ class AheadEngine:
         self._is_stopped.set()
         if self._begun is not None and self._begun.thread is not None:
             self._begun.thread.join()
+        self._beside.release()
         self._set_beside_another(False)
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -241,6 +245,7 @@ class AheadEngine:
             begun.thread.join(SECONDS_BETWEEN_REPORTS)
             # A stage that waits here must not count as hanging
             progress.phase("waiting for responses", begun.ended, len(begun.prompts))
+        self._beside.release()
 
     def _joined(self, begun: _Begun) -> Samples:
         self._wait_for(begun)

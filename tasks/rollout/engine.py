@@ -92,6 +92,9 @@ class SamplesBeside(Protocol):
     def hold(self) -> Origin | None:
         """Keep the policy's present weights for ``sample_own``, however the policy changes meanwhile; None: nobody needs to know them."""
 
+    def release(self) -> None:
+        """Drop what ``hold`` keeps for a failure: ``sample_own`` has ended."""
+
     def sample_own(
         self,
         repeated: list[list[int]],

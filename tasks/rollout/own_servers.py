@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -102,8 +102,11 @@ class OwnServer:
         self.close()
         self._process.begin()
 
-    def wait(self) -> bool:
+    def wait(self, look: Callable[[], None]) -> bool:
         """Wait until it answers, and return whether it does; it does not if its process ends, or is ended since it hangs.
+
+        Args:
+            look: called several times a second, unless the server is slow; an error that it raises ends the waiting.
 
         Raises:
             EngineUnavailable: it takes too long, or there is no place for it.
@@ -131,7 +134,7 @@ class OwnServer:
                     f"server {self._number} of rollout.servers did not answer within {START_SECONDS:g} s; its log ends with: "
                     f"{self._last_words()}"
                 )
-            progress.phase("waiting for servers")
+            look()
             time.sleep(0.2)
         if not self._has_answered and not self._process.is_lost():
             raise ServerRefused(
@@ -182,6 +185,10 @@ def _arguments(folder: Path, settings: Settings, *, is_on_gpu: bool) -> list[str
     return [*(part for pair in values.items() for part in pair), *switches]
 
 
+def _show_waiting() -> None:
+    progress.phase("waiting for servers")
+
+
 class OwnServers:
     """The servers of one stage; the first rank starts them and keeps them running."""
 
@@ -230,8 +237,11 @@ class OwnServers:
         gpus = _gpus_beside(len(programs))
         return [LocalProcess(_on_gpu(each, gpu)) for each, gpu in zip(programs, gpus, strict=True)]
 
-    def running(self) -> list[VllmServer]:
+    def running(self, look: Callable[[], None] = _show_waiting) -> list[VllmServer]:
         """Start the servers that do not run, wait until all answer, and return what calls them; all ranks call this.
+
+        Args:
+            look: see ``OwnServer.wait``.
 
         Raises:
             EngineUnavailable: one of them ended too often, or does not start in time.
@@ -242,7 +252,7 @@ class OwnServers:
             for server in waiting:
                 if not server.is_running():
                     server.start()
-            waiting = [server for server in waiting if not server.wait()]
+            waiting = [server for server in waiting if not server.wait(look)]
         own = [server.client for server in self._servers if server.client is not None]
         urls = ranks.agreed_text(" ".join(client.url for client in own)).split()
         if own:

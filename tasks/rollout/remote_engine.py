@@ -95,6 +95,16 @@ class _Asked:
     faults: Faults = ()
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Files of weights that servers were given, for one that starts again while they sample ahead."""
+
+    version: str
+    folder: Path
+    files: ExitStack
+    """Removes them."""
+
+
 class RemoteEngine(SamplesWhenAsked):
     """Samples with servers, named or its own; the first rank gives them weights, and each rank asks for its own responses."""
 
@@ -137,6 +147,9 @@ class RemoteEngine(SamplesWhenAsked):
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
         self._num_updates = self._num_given = 0
         self._held: _Version | None = None
+        self._keeps = getattr(rollout, "ahead", 0) == 1 and self._sampled.adapters is None
+        """Whether weights that were given are kept until ``release``."""
+        self._kept: _Kept | None = None
         self._checksums = Checksums(rollout.checksums, precision)
         self._gap = 0.0
 
@@ -206,10 +219,12 @@ class RemoteEngine(SamplesWhenAsked):
         seed: int,
         on_token: Callable[[int, int], None],
     ) -> Samples:
-        """See ``SamplesBeside``. A server that loses the weights meanwhile is left out: the policy has others by now.
+        """See ``SamplesBeside``. A server that loses the weights meanwhile is left out: the policy has others by now. If none has them
+        any longer, servers of the stage's only process are started again, and given the files that were kept.
 
         Raises:
             EngineUnavailable: no server has the weights any longer, or responses do not come.
+            WeightsDiffer: a server that was started again does not hold them.
         """
         assert self._held is not None
         version, rows = self._held.name, range(len(repeated))[mine]
@@ -223,6 +238,8 @@ class RemoteEngine(SamplesWhenAsked):
             holding = [server for server, name in held.items() if name == version]
             self._end_hung(faults)
             if not holding:
+                holding = self._started_again(self._held, partial(show, len(found)))
+            if not holding:
                 raise EngineUnavailable(
                     f"no server of {self._place} has the weights any longer from which it sampled: {_named(faults) or 'they have others'}"
                 )
@@ -232,6 +249,26 @@ class RemoteEngine(SamplesWhenAsked):
             return new
 
         return _drawn(rollout, draw, is_missing=bool)  # the ranks' messages belong to the training meanwhile
+
+    def release(self) -> None:
+        """See ``SamplesBeside``."""
+        if self._kept is not None:
+            self._kept.files.close()
+        self._kept = None
+
+    def _started_again(self, held: _Version | None, look: Callable[[], None]) -> list[VllmServer]:
+        """Start the stage's servers that have ended and give them the weights that were kept; returns those that prove them."""
+        kept = self._kept
+        if self._own is None or held is None or kept is None or kept.version != held.name:
+            return []
+        self._servers = self._own.running(look)
+        given, _ = _answers(
+            self._servers, lambda server: server.take_weights(kept.folder, version=kept.version)
+        )
+        read, _ = _answers(list(given), partial(VllmServer.logprobs, rows=self._sampled.fixed_rows))
+        for server, logprobs in read.items():
+            self._sampled.prove(logprobs, held.own, place=server.url)
+        return list(read)
 
     def _version(self) -> _Version:
         """Return the version of the policy's present weights, the same on all ranks."""
@@ -314,6 +351,7 @@ class RemoteEngine(SamplesWhenAsked):
         if not some:
             return {}, []
         self._num_given += 1
+        self.release()
         with ExitStack() as files:
             name = f"{version.name}-{self._num_given}"
             folder = files.enter_context(update_folder(self._folder, name))
@@ -333,7 +371,10 @@ class RemoteEngine(SamplesWhenAsked):
                 has_base = adapter is not None and server in asked.based
                 server.take_weights(None if has_base else whole, version=version.name, adapter=adapter)
 
-            return _answers(asked.others, give)
+            answers = _answers(asked.others, give)
+            if self._keeps and self._own is not None and ranks.world_size() == 1 and whole is not None:
+                self._kept = _Kept(version.name, whole, files.pop_all())
+            return answers
 
     def _proved(
         self, asked: _Asked, given: Mapping[VllmServer, None], faults: Faults, version: _Version

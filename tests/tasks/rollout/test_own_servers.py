@@ -57,8 +57,10 @@ def prepared() -> None:
     WITH_TORCH.listen()
 
 
-def engine_of(policy: PolicyModel, codec: Codec, servers: int, **settings: Any) -> RemoteEngine:
-    rollout = Sampling(engine="vllm", servers=servers, **settings)
+def engine_of(
+    policy: PolicyModel, codec: Codec, servers: int, *, settings: type[Sampling] = Sampling, **fields: Any
+) -> RemoteEngine:
+    rollout = settings(engine="vllm", servers=servers, **fields)
     engine = load_engine(policy, codec, limits=PassLimits(), rollout=rollout)
     assert isinstance(engine, RemoteEngine)
     return engine

@@ -450,7 +450,7 @@ def test_a_busy_or_dead_engine_is_no_server_of_another_kind(
     fault: str, pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its program answers ``/health`` still; the other server samples, and it takes part again when it answers."""
-    monkeypatch.setattr(vllm_server, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(vllm_server, "ANSWER_SECONDS", 3.0)
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
     setattr(servers[0].faults, fault, {"/collective_rpc"})
