@@ -108,6 +108,7 @@ class AheadEngine:
         """Whether responses since the last `begin` were those that had been begun, by the policy before its last update."""
 
     def __enter__(self) -> Self:
+        self._now.__enter__()
         self._set_beside_another(True)
         return self
 
@@ -117,8 +118,8 @@ class AheadEngine:
         self._is_stopped.set()
         if self._begun is not None and self._begun.thread is not None:
             self._begun.thread.join()
-        self._beside.release()
         self._set_beside_another(False)
+        self._now.__exit__(kind, error, trace)
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the policy's own tensors, which `generate` reads; what samples beside gets its weights in `begin`."""

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
 
 from torch import Tensor
 
@@ -147,11 +148,23 @@ class RemoteEngine(SamplesWhenAsked):
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
         self._num_updates = self._num_given = 0
         self._held: _Version | None = None
-        self._keeps = getattr(rollout, "ahead", 0) == 1 and self._sampled.adapters is None
-        """Whether weights that were given are kept until ``release``."""
+        self._may_keep = getattr(rollout, "ahead", 0) == 1 and self._sampled.adapters is None
+        self._keeps = False
+        """Whether weights that are given are kept until ``release``."""
         self._kept: _Kept | None = None
         self._checksums = Checksums(rollout.checksums, precision)
         self._gap = 0.0
+
+    def __enter__(self) -> Self:
+        self._keeps = self._may_keep and self._own is not None and ranks.world_size() == 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """See ``RolloutEngine``."""
+        self._keeps = False
+        self.release()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See ``RolloutEngine``; servers that answer have them, and have proved it, when this returns; others get them later.
@@ -372,7 +385,7 @@ class RemoteEngine(SamplesWhenAsked):
                 server.take_weights(None if has_base else whole, version=version.name, adapter=adapter)
 
             answers = _answers(asked.others, give)
-            if self._keeps and self._own is not None and ranks.world_size() == 1 and whole is not None:
+            if self._keeps and whole is not None:
                 self._kept = _Kept(version.name, whole, files.pop_all())
             return answers
 
