@@ -59,12 +59,14 @@ def _check(file: Path, count: int) -> None:
 
     remedy = "set rollout.weights_folder to a folder that the stage and all servers see under the same path"
     if not file.is_file():
-        raise FileNotFoundError(f"this server does not see {file}, which the stage has written; {remedy}")
+        raise FileNotFoundError(
+            f"this server does not see {file.name} in {file.parent}, which the stage has written; {remedy}"
+        )
     with safe_open(file, framework="pt") as opened:
         found = len(opened.keys())
     if found != count:
         raise ValueError(
-            f"this server sees {file} with {found} weights, and the stage has written {count}; {remedy}"
+            f"this server sees {file.name} in {file.parent} with {found} weights, and the stage has written {count}; {remedy}"
         )
 
 
