@@ -136,8 +136,8 @@ def with_training(engine: Engine, count: float) -> Workload:
     )
 
 
-@pytest.mark.parametrize("count", [8, 4_096])
-def test_beside_an_update_the_longer_of_both_counts(count: float) -> None:
+@pytest.mark.parametrize(("count", "is_hidden"), [(1, False), (4_096, True)])
+def test_beside_an_update_the_longer_of_both_counts(count: float, is_hidden: bool) -> None:
     """Of three iterations, the first rollout is sampled before the first update, and the last update has no rollout beside it."""
     layout = Layout(1)
     before, beside = (with_training(replace(SERVERS, is_beside=ahead), count) for ahead in (False, True))
@@ -145,6 +145,7 @@ def test_beside_an_update_the_longer_of_both_counts(count: float) -> None:
     training = seconds_of(before, layout, DEVICE) - sampling - sending
     assert training > 0
     rollout, update = sampling / 3, training / 3
+    assert (update > rollout) == is_hidden
     expected = sending + rollout + 2 * max(rollout, update) + update
     assert seconds_of(beside, layout, DEVICE) == pytest.approx(expected)
 
@@ -152,7 +153,7 @@ def test_beside_an_update_the_longer_of_both_counts(count: float) -> None:
 def test_what_comes_before_or_after_an_update_is_added_to_it() -> None:
     """Passes over a rollout and a validation are beside nothing."""
     layout = Layout(1)
-    one = with_training(replace(SERVERS, is_beside=True), 8)
+    one = with_training(replace(SERVERS, is_beside=True), 1)
     scoring = replace(one.passes[0], does="score", times=3, in_update=False)
     validation = replace(SAMPLING, times=2)
     more = replace(one, passes=(*one.passes, scoring), samplings=(*one.samplings, validation))
