@@ -31,7 +31,7 @@ from vantage.schemas.recipe.served_scores import STOP
 from vantage.schemas.records.stored_answers import StoredAnswer
 from vantage.schemas.safe_text import MASK
 from vantage.schemas.strict_json import without_repeats
-from vantage.tasks.api_keys import api_key
+from vantage.tasks.rewards.api_keys import api_key
 from vantage.tasks.training import progress
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from vantage.models.policy import PolicyModel
 from vantage.models.sampling import Samples, samples_of
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
-from vantage.tasks.api_keys import api_key
 from vantage.tasks.data.examples import Codec
+from vantage.tasks.rewards.api_keys import api_key
 from vantage.tasks.rollout.checksums import Checksums
 from vantage.tasks.rollout.engine import Listener, Origin, SamplesWhenAsked, of_all_ranks
 from vantage.tasks.rollout.held_weights import DIGITS, digest_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vantage.tasks.api_keys import api_key
+from vantage.tasks.rewards.api_keys import api_key
 
 FIELD = "rewards.main.terms.0.judge.api_key_variable"
 
