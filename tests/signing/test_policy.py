@@ -275,6 +275,7 @@ class Registry:
         *,
         alias: str | None,
         by: str | None = None,
+        newest: int | None = None,
     ) -> str:
         self.asked.append((registered_model, alias))
         return "1"

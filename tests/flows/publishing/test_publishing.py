@@ -42,7 +42,9 @@ class Recorder:
         *,
         alias: str | None,
         by: str | None = None,
+        newest: int | None = None,
     ) -> str | None:
+        assert newest is None, "no run has recorded a movement"
         self.asked.append((stage, registered_model, alias))
         return self.version
 
