@@ -746,7 +746,8 @@ def test_a_rate_slower_than_patience_uses_up_none_of_it(
         right = [float(points(question(row))) for row in range(rows.start, rows.stop)]
         assert scored(scores, rows)["judge"] == right
     assert server.seen.num_requests == 5
-    assert all(later - before >= 0.95 for before, later in pairwise(server.seen.times))
+    # A busy machine may bring one request late, and the next in time.
+    assert all(later - before >= 0.5 for before, later in pairwise(server.seen.times))
 
 
 def test_patience_with_a_dead_server_ends_also_at_a_rate(
