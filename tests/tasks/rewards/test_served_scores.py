@@ -685,7 +685,9 @@ def test_a_batch_waits_for_the_rate_of_the_one_before_it(
     scores = load(tmp_path, judge(server, requests_per_minute=100.0))
     for row in range(3):
         scored(scores, slice(row, row + 1))
-    assert all(later - before >= 0.55 for before, later in pairwise(server.seen.times))
+    times = server.seen.times
+    assert all(later - before >= 0.3 for before, later in pairwise(times))  # half: one may come late
+    assert times[-1] - times[0] >= 2 * 0.6 * 0.9
 
 
 @pytest.mark.parametrize(
