@@ -145,7 +145,7 @@ class StageCurves:
     times: Times | None = None
     """None: it does not sample, or an earlier version computed it."""
     rollout: Sampling | None = None
-    """What samples its responses; None: it samples none."""
+    """The engine that samples its responses; None: it samples none."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class UnknownScore(ValueError):
 
 
 def refuse_unknown_score(name: str, names: Sequence[str], *, path: str, of: str) -> None:
-    """Raise UnknownScore unless ``name``, which stands at ``path`` of the recipe, is one of the names of scores in curves.
+    """Raise UnknownScore unless ``name``, which the recipe has at ``path``, is one of the names of scores in curves.
 
     Args:
         of: what has these scores, for the message.

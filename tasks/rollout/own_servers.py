@@ -213,7 +213,7 @@ class OwnServers:
         self._key, self._settings = key, settings
         self._servers: list[OwnServer] = []
         self._clients: dict[str, VllmServer] = {}
-        """What calls the servers on the other ranks, by address: a server is the same one in each round."""
+        """Clients of the servers on the other ranks, by address, so that a server is the same object in each round."""
         self._places: Places | None = None
         if ranks.rank() > 0:
             return

@@ -138,7 +138,7 @@ def with_training(engine: Engine, count: float) -> Workload:
 
 @pytest.mark.parametrize(("count", "is_hidden"), [(1, False), (4_096, True)])
 def test_beside_an_update_the_longer_of_both_counts(count: float, is_hidden: bool) -> None:
-    """Of three iterations, the first rollout is sampled before the first update, and the last update has no rollout beside it."""
+    """The first of three rollouts is sampled before the first update, and the last update has no rollout beside it."""
     layout = Layout(1)
     before, beside = (with_training(replace(SERVERS, is_beside=ahead), count) for ahead in (False, True))
     sampling, sending = seconds_of_engine(before, DEVICE)

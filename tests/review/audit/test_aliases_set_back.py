@@ -188,7 +188,7 @@ def test_a_clock_that_was_ahead_keeps_no_later_run_from_the_alias(
 def test_a_movement_that_a_wrong_tag_keeps_back_is_told_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody has edited the tag; what it says is in no record of the workspace."""
+    """Somebody has edited the tag: no record of the workspace has this time."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     place = Place(tmp_path)
     place.run("seed=1")

@@ -78,7 +78,7 @@ def test_a_storage_location_that_differs_from_the_source_is_what_is_hashed(
 
 @pytest.mark.parametrize("ending", ["?x", "#x", " ", ";x", "%"])
 def test_a_path_that_is_no_address_is_read_letter_by_letter(case: Case, ending: str) -> None:
-    """What begins a query in an address is a letter of a path."""
+    """A question mark begins a query in an address, and is a letter of a path."""
     place = case.copy_of("fake")
     other = other_copy(case, place.with_name(f"artifacts{ending}"))
     for table, field in (("model_versions", "storage_location"), ("logged_models", "artifact_location")):
