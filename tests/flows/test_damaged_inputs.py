@@ -16,6 +16,7 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.attempt import AttemptOutcome, AttemptRequest, Failure
 from vantage.schemas.records.job import StageJob, StageResult
+from vantage.storage.sealed_folders import find_problems
 from vantage.storage.storage import Storage
 
 pytestmark = pytest.mark.usefixtures("unsent")
@@ -49,7 +50,9 @@ def hurt_before(
 
 
 def here(request: AttemptRequest, *, storage: Storage, observer: Observer, **_: Any) -> AttemptOutcome:
-    """Stand in for a worker that reaches the workspace's folder: make the attempt as it does."""
+    """Stand in for a worker that reaches the workspace's folder: make the attempt as it does, from intact inputs."""
+    for artifact in request.inputs.values():
+        assert find_problems(storage.folder(artifact), digest=artifact.digest) == []
     return run_attempt(request, storage=storage, observer=observer, launcher=InProcess())
 
 
