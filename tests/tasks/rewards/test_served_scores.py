@@ -685,9 +685,7 @@ def test_a_batch_waits_for_the_rate_of_the_one_before_it(
     scores = load(tmp_path, judge(server, requests_per_minute=100.0))
     for row in range(3):
         scored(scores, slice(row, row + 1))
-    times = server.seen.times
-    assert all(later - before >= 0.3 for before, later in pairwise(times))  # half: one may come late
-    assert times[-1] - times[0] >= 2 * 0.6 * 0.9
+    assert all(later - before >= 0.55 for before, later in pairwise(server.seen.times))
 
 
 @pytest.mark.parametrize(
@@ -749,7 +747,9 @@ def test_a_rate_slower_than_patience_uses_up_none_of_it(
         assert scored(scores, rows)["judge"] == right
     assert server.seen.num_requests == 5
     # A busy machine may bring one request late, and the next in time.
-    assert all(later - before >= 0.5 for before, later in pairwise(server.seen.times))
+    times = server.seen.times
+    assert all(later - before >= 0.5 for before, later in pairwise(times))
+    assert times[-1] - times[0] >= 4 * 0.95
 
 
 def test_patience_with_a_dead_server_ends_also_at_a_rate(
