@@ -53,9 +53,8 @@ def pointed_to(history: list[Pointed]) -> list[Pointed]:
 
 
 def _movement(run_id: str, line: bytes, name: str, alias: str) -> list[Pointed]:
-    if not any(
-        kind.encode() in line for kind in _KINDS
-    ):  # parsing every line would take seconds in a large workspace
+    # Parsing every line would take seconds in a large workspace.
+    if not any(kind.encode() in line for kind in _KINDS):
         return []
     try:
         value = operation_in(line)

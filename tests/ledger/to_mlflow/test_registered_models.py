@@ -48,6 +48,17 @@ def make(ledger: Ledger, stage: str, kind: str, made: Any) -> None:
     ledger.finish_stage(stage, "completed", artifact=made)
 
 
+def publish_once(workspace: Path, policy: Path) -> PolicyCheckpoint:
+    """Publish the policy as version 1 of ``quickstart``, and return its artifact."""
+    made: PolicyCheckpoint = sealed(PolicyCheckpoint, policy)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+        assert ledger.copy_status("quickstart", made).repaired == ()
+    return made
+
+
 def load(workspace: Path, uri: str) -> Any:
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"sqlite:///{workspace / 'mlflow.db'}")
@@ -214,12 +225,7 @@ def flip(file: Path) -> None:
 def test_a_copy_that_was_damaged_is_told_and_made_again_by_the_next_publication(
     workspace: Path, policy: Path, name: str, damage: Any, complaint: str
 ) -> None:
-    made = sealed(PolicyCheckpoint, policy)
-    with Ledger(None, workspace, "tiny") as ledger:
-        ledger.open_run(RUN_ID, "tiny", {})
-        make(ledger, "policy", "policy_optimization", made)
-        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
-        assert ledger.copy_status("quickstart", made).repaired == ()
+    made = publish_once(workspace, policy)
     copy = copy_of(workspace, made)
     damage(copy / name)
     assert problems_in(copy, made.digest)
@@ -245,11 +251,7 @@ def test_a_version_whose_rows_name_several_places_is_not_published_again(
     workspace: Path, policy: Path, table: str, field: str, said: str
 ) -> None:
     """MLflow would load other files than those that are compared."""
-    made = sealed(PolicyCheckpoint, policy)
-    with Ledger(None, workspace, "tiny") as ledger:
-        ledger.open_run(RUN_ID, "tiny", {})
-        make(ledger, "policy", "policy_optimization", made)
-        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+    made = publish_once(workspace, policy)
     own = copy_of(workspace, made)
     other = workspace / own.parent.name / "artifacts"
     shutil.copytree(own, other)
@@ -305,11 +307,7 @@ def test_what_mlflow_does_not_load_from_a_folder_has_none(address: str) -> None:
 def test_a_changed_description_of_a_copy_is_damage_and_says_nothing_of_its_kind(
     workspace: Path, policy: Path
 ) -> None:
-    made = sealed(PolicyCheckpoint, policy)
-    with Ledger(None, workspace, "tiny") as ledger:
-        ledger.open_run(RUN_ID, "tiny", {})
-        make(ledger, "policy", "policy_optimization", made)
-        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+    made = publish_once(workspace, policy)
     config = copy_of(workspace, made) / "model/config.json"
     described = json.loads(config.read_text())
     config.chmod(0o644)
