@@ -55,6 +55,8 @@ _MOST = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 _popen = subprocess.Popen
 _asking = threading.Lock()
+_forking: list["ForkServer"] = []
+"""Those that fork children of this process; the last one does it."""
 _firsts: set[str] = set()
 """First entries of ``sys.path`` of earlier commands of this process and of those that it was forked from."""
 
@@ -103,13 +105,19 @@ class ForkServer:
 
     @contextmanager
     def children(self) -> Iterator[None]:
-        """Fork those of ``CHILDREN`` that are started in the ``with``."""
-        before = subprocess.Popen
-        self._fork_children()
+        """Fork those of ``CHILDREN`` that are started in the ``with``; threads may be in it at the same time, in any order."""
+        with _asking:
+            _forking.append(self)
+            self._fork_children()
         try:
             yield
         finally:
-            subprocess.Popen = before  # type: ignore[misc]
+            with _asking:
+                _forking.remove(self)
+                if _forking:
+                    _forking[-1]._fork_children()
+                else:
+                    subprocess.Popen = _popen  # type: ignore[misc]
 
     def listen(self) -> None:
         """Fork for stand-ins of this process and of all that it starts."""
@@ -247,6 +255,7 @@ class ForkServer:
             self._serve(theirs)
         theirs.close()
         self._connection, self._asks_for = ours, os.getpid()
+        _forking.append(self)
         self._fork_children()
         os.execvpe = _become_another  # type: ignore[assignment]
 

@@ -271,6 +271,20 @@ def test_a_server_that_is_tied_to_a_process_ends_with_its_input(flows: ForkServe
     assert subprocess.Popen is fork_server._popen
 
 
+def test_children_are_forked_until_the_last_has_left(server: ForkServer, flows: ForkServer) -> None:
+    first, second = server.children(), flows.children()
+    for entered in (first, second):
+        entered.__enter__()
+        assert subprocess.Popen is Forked
+    assert Forked.server_of_children is flows
+    second.__exit__(None, None, None)
+    assert (subprocess.Popen, Forked.server_of_children) == (Forked, server)
+    with flows.children():
+        first.__exit__(None, None, None)  # as a thread does that entered before this one
+        assert (subprocess.Popen, Forked.server_of_children) == (Forked, flows)
+    assert subprocess.Popen is fork_server._popen
+
+
 def test_without_its_server_a_process_starts_others_as_ever(folder: Path) -> None:
     server = ForkServer()
     words = ["-c", "import psutil; print(psutil.Process().cmdline()[2])"]
