@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.mlflow_databases import forget_databases
 from tests.support.needs import missing, reason
@@ -73,8 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
     What a machine keeps is kept in one folder for all processes of the tests, and nothing of its user's is read. Files
     are not synced to the disk, which was a third of the time of a small run: no test outlives a loss of power, and those
-    that simulate one watch the calls.
+    that simulate one watch the calls. A busy machine may take long for an example of hypothesis.
     """
+    settings.register_profile(
+        "untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("untimed")
     os.fsync = lambda fd: None
     gc.disable()  # until the tests are collected
     os.environ["VANTAGE_REPORT"] = "0"

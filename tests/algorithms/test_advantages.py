@@ -42,7 +42,7 @@ def gae_by_definition(rewards, values, mask, gamma, lam, final_values):
     return advantages
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=seeds, gamma=unit)
 def test_gae_is_its_definition_for_any_mask_lambda_per_row_and_final_value(seed, gamma):
     rewards, values, mask, lam, final_values = random_batch(seed)
@@ -74,7 +74,7 @@ def test_gae_steps_over_a_gap_as_if_it_were_deleted():
     assert gae(rewards, values, mask, gamma=0.5, lam=0.5).tolist() == [[1.125, 0.0, -1.5, 0.0, 2.0]]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds, gamma=unit)
 def test_lambda_0_gives_the_temporal_difference_error(seed, gamma):
     rewards, values, mask, _, final_values = random_batch(seed)
@@ -86,7 +86,7 @@ def test_lambda_0_gives_the_temporal_difference_error(seed, gamma):
             next_value = values[row, t]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds)
 def test_gamma_and_lambda_1_give_return_minus_value(seed):
     rewards, values, mask, _, _ = random_batch(seed)
@@ -97,7 +97,7 @@ def test_gamma_and_lambda_1_give_return_minus_value(seed):
             assert measured[row, t].item() == pytest.approx(to_go - values[row, t].item(), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds, gamma=unit)
 def test_lambda_per_row_equals_a_scalar_for_each_row(seed, gamma):
     rewards, values, mask, lam, _ = random_batch(seed)
@@ -108,7 +108,7 @@ def test_lambda_per_row_equals_a_scalar_for_each_row(seed, gamma):
         assert torch.equal(together[one], alone)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds, gamma=unit)
 def test_masked_content_padding_and_row_order_change_nothing(seed, gamma):
     rewards, values, mask, lam, final_values = random_batch(seed)
@@ -191,7 +191,7 @@ def test_returns_by_hand(returns):
 
 
 @by_both_names
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds, gamma=unit)
 def test_returns_are_the_discounted_sum(returns, seed, gamma):
     rewards, _, mask, _, _ = random_batch(seed)
@@ -237,7 +237,7 @@ def test_length_adaptive_lambda_by_hand():
     np.testing.assert_allclose(lam.numpy(), [0, 0.5, 0.8, 0.98], atol=1e-6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(length=st.integers(1, 5000), alpha=st.floats(0.01, 5.0))
 def test_length_adaptive_lambda_spreads_over_alpha_times_length_tokens(length, alpha):
     # VAPO eq. 4: Σ_{t ≥ 0} λ^t = 1/(1 − λ) = alpha · length, wherever the clamp leaves it free.
@@ -263,7 +263,7 @@ def test_whiten_by_hand():
     np.testing.assert_allclose(whiten(advantages, mask).numpy(), expected, rtol=1e-7)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds)
 def test_whitened_advantages_have_mean_0_and_standard_deviation_1(seed):
     _, advantages, mask, _, _ = random_batch(seed)

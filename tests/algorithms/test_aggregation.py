@@ -31,7 +31,7 @@ def test_the_four_aggregations_by_hand(aggregation, denominator, expected):
         assert aggregate(PER_TOKEN, MASK, aggregation=aggregation, denominator=None).item() == measured.item()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), aggregation=st.sampled_from(AGGREGATIONS))
 def test_value_and_gradient_are_the_definition(seed, aggregation):
     rng = np.random.default_rng(seed)

@@ -44,7 +44,7 @@ def test_the_levels_are_midpoints() -> None:
     assert quantile_levels(4).tolist() == [0.125, 0.375, 0.625, 0.875]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     seed=st.integers(0, 2**31),
     rows=st.integers(1, 4),

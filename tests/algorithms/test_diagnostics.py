@@ -17,7 +17,7 @@ def random_batch(seed):
     return torch.tensor(values), torch.tensor(returns), torch.tensor(mask)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_explained_variance_is_the_definition(seed):
     values, returns, mask = random_batch(seed)
@@ -26,7 +26,7 @@ def test_explained_variance_is_the_definition(seed):
     assert explained_variance(values, returns, mask) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_perfect_shifted_constant_and_worse_critics(seed):
     values, returns, mask = random_batch(seed)
@@ -86,7 +86,7 @@ def test_float32_with_a_large_offset_keeps_its_digits():
     assert measured == pytest.approx(1 - np.var(g - v) / np.var(g), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), num_positions=st.integers(1, 5))
 def test_value_diagnostics_are_their_definitions(seed, num_positions):
     values, returns, mask = random_batch(seed)
@@ -144,7 +144,7 @@ def test_the_gap_between_trainer_and_sampler_by_hand():
     assert sampler_gap(sampler, sampler, mask) == type(gap)(0.0, 0.0, 0.0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-6, 1e-2, 1.0]))
 def test_the_gap_is_the_definition_whatever_stands_outside_the_mask(seed, scale):
     sampler, noise, mask = random_batch(seed)

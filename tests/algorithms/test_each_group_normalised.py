@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.algorithms.gdpo_cases import COUNT, gdpo_case, shown
@@ -50,7 +50,6 @@ def test_sums_that_are_equal_keep_their_contrast() -> None:
     assert found[0] > 0 > found[1] == found[2]
 
 
-@settings(deadline=None)  # torch's first call takes longer than all others
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_an_oracle_in_float64(groups: int, samples: int, names: int, random: Any) -> None:
     scores = np.array(

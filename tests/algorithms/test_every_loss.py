@@ -28,7 +28,7 @@ from vantage.algorithms.metrics import metrics_of
 
 every_loss = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 seeds = st.integers(0, 2**32 - 1)
-few = settings(deadline=None, max_examples=15)
+few = settings(max_examples=15)
 
 
 def assert_close(measured, expected):

@@ -45,7 +45,7 @@ def test_by_hand():
     assert measured.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=seeds)
 def test_value_and_gradient_are_the_definition(seed):
     logits, ref_logits = random_logits(seed, (2, 3, 5))
@@ -65,7 +65,7 @@ def test_gradient_by_finite_differences():
     assert torch.autograd.gradcheck(lambda leaf: full_kl(leaf, ref_logits), logits.requires_grad_())
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds)
 def test_k1_and_k3_are_it_in_expectation(seed):
     logits, ref_logits = (torch.tensor(array) for array in random_logits(seed, 6))
@@ -76,7 +76,7 @@ def test_k1_and_k3_are_it_in_expectation(seed):
         assert expected == pytest.approx(exact, rel=1e-10, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds)
 def test_expected_gradients_as_a_loss(seed):
     # Σ_v π(v)·∇estimate(v), π held fixed: k2 and the full sum have the gradient of KL(π‖ref); k3 has that of
@@ -123,7 +123,7 @@ def test_a_token_that_only_one_can_say():
     assert torch.autograd.grad(infinite.sum(), two)[0].tolist() == [[0.0, 0.0]]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=seeds,
     garbage=st.sampled_from([math.nan, math.inf, -math.inf, 3e38, -3e38]),

@@ -45,7 +45,7 @@ def random_batch(seed):
     return logprobs, old, np.where(mask, rng.normal(size=mask.shape), math.nan), mask
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(seed=seeds, low=ranges, high=ranges, dual=st.one_of(st.none(), st.floats(1.01, 3.0)))
 def test_value_gradient_and_clip_counts_are_the_definition(seed, low, high, dual):
     logprobs, old, advantages, mask = random_batch(seed)
@@ -224,7 +224,7 @@ def test_an_overflowing_ratio_is_clipped_without_a_nan_in_the_gradient():
     assert torch.autograd.grad(result.loss, leaf)[0].tolist() == [[0.0, -1.5]]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(seed=seeds, low=ranges, high=st.one_of(st.none(), st.floats(0.01, 5.0)), through_ratio=st.booleans())
 def test_the_masked_ratio_is_its_definition_token_by_token(seed, low, high, through_ratio):
     logprobs, old, advantages, mask = random_batch(seed)

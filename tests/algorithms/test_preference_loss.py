@@ -19,7 +19,7 @@ def test_by_hand():
     assert result.score_gap.sum.item() == pytest.approx(0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     margin_kind=st.sampled_from(["none", "float", "tensor"]),

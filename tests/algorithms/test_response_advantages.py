@@ -49,7 +49,7 @@ def by_definition(kind, scores, ids):
 
 
 @every_kind
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=seeds)
 def test_it_is_the_definition(advantage, seed):
     scores, ids = random_groups(seed)
@@ -69,7 +69,7 @@ def test_by_hand():
     np.testing.assert_allclose(group_normalised(scores, ids).numpy(), expected, rtol=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=seeds)
 def test_leave_one_out_is_the_deviation_from_the_mean_times_k_over_k_minus_1(seed):
     scores, ids = random_groups(seed)
@@ -112,7 +112,7 @@ def test_equal_scores_and_a_group_of_one_give_exactly_0(advantage, dtype, score,
 
 
 @every_kind
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds)
 def test_row_order_names_of_groups_and_a_shift_change_nothing(advantage, seed):
     scores, ids = (torch.tensor(array) for array in random_groups(seed))

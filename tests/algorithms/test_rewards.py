@@ -27,7 +27,7 @@ def test_shaped_rewards_by_hand():
     ]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), kl_coef=st.floats(0, 2))
 def test_shaped_rewards_are_the_definition_and_lose_nothing(seed, kl_coef):
     rng = np.random.default_rng(seed)

@@ -39,7 +39,7 @@ def by_definition(rewards, values, mask, gamma, lam, final_values, horizon):
     return advantages
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(seed=seeds, gamma=unit, horizon=horizons)
 def test_truncated_gae_is_its_definition_for_any_mask_lambda_per_row_and_final_value(seed, gamma, horizon):
     rewards, values, mask, lam, final_values = random_batch(seed)
@@ -50,7 +50,7 @@ def test_truncated_gae_is_its_definition_for_any_mask_lambda_per_row_and_final_v
     np.testing.assert_allclose(measured.numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=seeds, gamma=unit, num_steps=horizons)
 def test_n_step_advantages_are_rewards_and_one_value_less_another(seed, gamma, num_steps):
     """Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n} − V_t, without any δ; at the end of a row what stands after it."""
@@ -95,7 +95,7 @@ def test_steps_are_counted_without_gaps():
     assert two.tolist() == [[1.0, 0.0, -1.5, 0.0, 2.0]]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds, gamma=unit)
 def test_a_horizon_of_1_is_lambda_0_and_one_of_the_whole_response_is_gae(seed, gamma):
     rewards, values, mask, lam, final_values = random_batch(seed)
@@ -115,7 +115,7 @@ def test_a_horizon_of_1_is_lambda_0_and_one_of_the_whole_response_is_gae(seed, g
         torch.testing.assert_close(truncated(horizon, 1.0), whole(1.0), rtol=0, atol=0)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds, horizon=horizons)
 def test_padding_row_order_and_lambda_per_row_change_nothing(seed, horizon):
     rewards, values, mask, lam, final_values = random_batch(seed)

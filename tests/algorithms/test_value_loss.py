@@ -41,7 +41,7 @@ def test_clipped_by_hand():
     assert result.value_mse.sum.item() == pytest.approx(1 + 4 + 0.49)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), clip_range=st.one_of(st.none(), st.floats(0.05, 2)))
 def test_value_and_gradient_are_the_definition(seed, clip_range):
     rng = np.random.default_rng(seed)

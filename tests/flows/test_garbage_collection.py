@@ -154,7 +154,7 @@ def build(root: Path, made: list[Made], ran: list[Ran]) -> tuple[Workspace, list
 
 
 @pytest.mark.usefixtures("no_fsync")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(drawn=workspaces())
 def test_nothing_that_is_reached_goes_and_everything_else_does(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[Made], list[Ran], int | None]

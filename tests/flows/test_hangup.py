@@ -80,7 +80,8 @@ def on_a_terminal(command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """Start a command on a terminal of its own; returns it and the terminal's other end."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        [sys.executable, "-c", "import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+         "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # the tests themselves may run under nohup
          "os.execvp(sys.argv[1], sys.argv[1:])", *command],
         stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
     )  # fmt: skip

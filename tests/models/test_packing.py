@@ -56,7 +56,7 @@ def fewest_rows(lengths: Sequence[int], capacity: int) -> int:
     return min(map(filled, set(permutations(lengths))))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, more=some.integers(0, 6))
 def test_every_sequence_is_in_one_row_and_rows_are_nearly_as_few_as_can_be(
     lengths: list[int], more: int

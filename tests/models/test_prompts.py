@@ -162,7 +162,7 @@ def test_a_response_has_the_ids_that_the_model_would_go_on_with(
 
 
 @given(text=st.text(max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_text_comes_back(stories_tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     ids, _ = encode_response(stories_tokenizer, text, max_tokens=1000, chat=None)
     assert decode(stories_tokenizer, ids) == text

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vantage.schemas.canonical_json import canonical_json
@@ -21,7 +21,6 @@ def test_canonical_json_is_one_text_written_out_by_hand() -> None:
     assert canonical_json(value) == r'{"a":{"\u00e9":"\n"},"b":[1,2.0,true,null],"c":1e-05}'
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), JSON))
 def test_canonical_json_does_not_depend_on_the_order_of_insertion(value: dict[str, Any]) -> None:
     assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)

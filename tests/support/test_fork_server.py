@@ -56,9 +56,9 @@ def flows() -> Iterator[ForkServer]:
 
 
 def close(server: ForkServer) -> None:
-    assert server._connection is not None and server.process is not None
-    server._connection.close()
-    server.process.wait(60)
+    if server._connection is not None and server.process is not None:  # else no test has asked it
+        server._connection.close()
+        server.process.wait(60)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import (
 )
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.every import every
@@ -398,7 +398,6 @@ def test_differences_are_told_by_path_old_and_new() -> None:
     ]
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=2), JSON), st.dictionaries(st.text(max_size=2), JSON))
 def test_there_is_a_difference_exactly_where_the_keys_differ(
     old: dict[str, Any], new: dict[str, Any]

@@ -4,7 +4,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vantage.schemas.recipe.inputs import Shares, Split
@@ -91,7 +91,6 @@ SIZES = st.one_of(st.none(), st.integers(1, 20))
 
 
 @pytest.mark.slow
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
 @given(
     st.data(), st.builds(Split, validation=SIZES, test=SIZES), st.builds(Split, validation=SIZES, test=SIZES)
 )

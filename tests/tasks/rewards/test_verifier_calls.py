@@ -96,7 +96,7 @@ def test_a_call_that_waits_for_ever_ends(
         process.verdicts([("p", "r", None)])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     cases=st.lists(
         st.tuples(st.text(max_size=3), st.text(max_size=3), st.none() | st.text(max_size=3)), min_size=1

@@ -224,7 +224,7 @@ def test_a_checkpoint_of_the_same_content_has_the_same_bytes(tmp_path: Path) -> 
     assert len(manifests) == 1
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_floats_of_the_state_come_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, number: float
