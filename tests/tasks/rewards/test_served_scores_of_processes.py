@@ -83,7 +83,7 @@ def test_a_process_that_is_killed_while_it_asks_asks_nothing_again_that_was_answ
 
 def test_a_request_to_stop_is_heard_while_a_judge_is_waited_for(tmp_path: Path, fresh: Any) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with FakeJudge(delay=5.0) as server:
+    with FakeJudge(delay=30.0) as server:
         scores = load(tmp_path, judge(server))
         preemption.listen()
         try:
@@ -91,7 +91,7 @@ def test_a_request_to_stop_is_heard_while_a_judge_is_waited_for(tmp_path: Path, 
             began = time.monotonic()
             with pytest.raises(preemption.Requested), preemption.at_once():
                 scored(scores)
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 15.0
         finally:
             signal.signal(signal.SIGTERM, before)
             preemption._signals_received = 0
