@@ -68,10 +68,10 @@ def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -
 
 
 def check_builtin(source: str, content: Content) -> None:
-    """
+    """Refuse a name that belongs to no built-in data of this content.
+
     Raises:
-        ValueError: there is no such built-in data, or it holds something else than the content.
-    ValueError: there is no such built-in data, or it holds other content.
+        ValueError: there is no such built-in data, or it holds other content.
     """
     from vantage.schemas.loading.source_paths import BUILTIN_DATA
     from vantage.schemas.problems import suggest

@@ -44,7 +44,8 @@ class SizeLimit:
     remedy: str
 
     def check(self, path: Path | str, size: int) -> None:
-        """
+        """Refuse a file of so many bytes if they are too many.
+
         Raises:
             SourceTooLarge: ``size`` exceeds the limit.
         """
@@ -189,7 +190,8 @@ def copy_hashed(path: Path, target: Path, limit: SizeLimit) -> str:
 
 
 def check_unchanged(source: str, *, planned: str | None, found: str) -> None:
-    """
+    """Refuse a source whose digest is another one than when the run was planned.
+
     Raises:
         SourceChanged: the digests differ; ``planned`` None: unknown.
     """

@@ -223,7 +223,8 @@ def opened_rows(
 
 
 def refuse_rankings_of_csv(data: Data, content: str, ending: str) -> None:
-    """
+    """Refuse rankings in a file without lists.
+
     Raises:
         UnusableData: the content needs lists, which the format does not have.
     """

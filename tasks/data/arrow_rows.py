@@ -82,7 +82,8 @@ class _PossibleRows:
         self._left = max(_ALWAYS_ROWS, _ROWS_A_BYTE * num_bytes)
 
     def take(self, num_rows: int) -> None:
-        """
+        """Count rows that are read.
+
         Raises:
             UnreadableFile: these are more than a file of so many bytes holds.
         """

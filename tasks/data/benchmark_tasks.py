@@ -41,7 +41,8 @@ _Loader.add_constructor("!function", _name_of)
 
 
 def check_tasks(folder: Path) -> None:
-    """
+    """Refuse a folder whose definitions cannot be used.
+
     Raises:
         UnusableTasks: there is no definition, one cannot be read, or one needs what is not in the folder.
     """

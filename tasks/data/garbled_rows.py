@@ -26,7 +26,8 @@ class GarbledRows(ValueError):
 
 
 def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]], content: str) -> None:
-    """
+    """Refuse rows whose texts cannot be meant as they stand.
+
     Raises:
         GarbledRows: the prompts are JSON, the responses repeat them, or some demonstrations are marked bad.
     """

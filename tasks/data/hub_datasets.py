@@ -84,7 +84,8 @@ def _files(source: HubDataset, load: Load) -> list[str]:
 
 
 def _refuse_other_readers(builder: Any) -> None:
-    """
+    """Refuse a dataset whose files this module would read in another way than the library.
+
     Raises:
         UnreadableFile: the files are of a format that is not read here, or the configuration sets how they shall be read.
     """

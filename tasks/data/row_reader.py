@@ -107,7 +107,8 @@ class RowReader:
         return pa.Table.from_pylist(rows, schema=pa.schema(types))
 
     def refuse_wrong_columns(self) -> None:
-        """
+        """Refuse a mapping of columns that has found nothing in any row.
+
         Raises:
             MissingColumn: no row so far has what a column is mapped to.
         """

@@ -43,9 +43,10 @@ def both_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> 
 
 
 def refuse_another_tokenizer(job: StageJob[Any], *, reference: str | None, init: str) -> None:
-    """
+    """Refuse a reference that reads other tokens than the policy.
+
     Raises:
-        TokenizersDiffer: the reference reads other tokens than the policy. ``reference``, ``init``: their names in the recipe.
+        TokenizersDiffer: it does. ``reference``, ``init``: their names in the recipe.
     """
     if tokenizer_digest(job.inputs["reference"]) != tokenizer_digest(job.inputs["init"]):
         raise TokenizersDiffer(
