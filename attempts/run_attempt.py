@@ -51,7 +51,13 @@ from vantage.storage.refs import Ref
 from vantage.storage.storage import Storage, open_storage
 from vantage.tasks.rewards.configuration import read_configuration
 from vantage.tasks.rewards.sandbox import recorded as recorded_isolation
-from vantage.tasks.training.scratch import REPORTS, RESUMED_FROM, forget_found, read_committed, read_found
+from vantage.tasks.training.scratch import (
+    REPORTS,
+    RESUMED_FROM,
+    describe_found,
+    forget_found,
+    read_committed,
+)
 from vantage.tasks.training.watched import read_watched
 
 _PATIENCE_SECONDS = 1.0
@@ -379,8 +385,8 @@ class _Attempt:
         That is the limits that it found, unless memory ran out under others, and how many ranks have computed which steps: how many nodes
         of a Ray cluster take part is known only when they do.
         """
-        found = read_found(begun.scratch)
-        limits = {} if found is None else {"microbatch_tokens": found.described}
+        found = describe_found(begun.scratch)
+        limits = {} if found is None else {"microbatch_tokens": found}
         parts = [limits, begun.provenance, ranks_of(read_segments(begun.scratch))]
         return {key: value for part in parts for key, value in part.items()} | unequal_bits(
             self.request.work, self.request.rewards, parts

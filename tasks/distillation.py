@@ -14,16 +14,17 @@ from vantage.schemas.metric_names import LEAD_SHARE
 from vantage.schemas.recipe.resolved import ResolvedDistillation
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
-from vantage.tasks.data.examples import Prompts, read_prompts
+from vantage.tasks.data.examples import Codec, Prompts, read_prompts
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.rollout.engine import LocalEngine
+from vantage.tasks.rollout.fitting_engine import fit_to_memory
 from vantage.tasks.rollout.rollout_models import load_rollout_models
 from vantage.tasks.rollout.rollouts import Sampled, Scored
 from vantage.tasks.rollout.selection import Measured, Selection, kept_by
 from vantage.tasks.rollout.watching import load_watching
 from vantage.tasks.training import progress
 from vantage.tasks.training.attempt import Attempt
-from vantage.tasks.training.found_limits import Taken, longest_response
+from vantage.tasks.training.found_limits import Taken, longest_response, taken_by_reading
 from vantage.tasks.training.lead_share import lead_share
 from vantage.tasks.training.measured import clusters_of, uncertainty_of, values_of
 from vantage.tasks.training.networks import Written, trained_policy, write_policy
@@ -72,7 +73,9 @@ def run(job: StageJob[ResolvedDistillation]) -> StageResult:
         models.sampler,
     )
     watching = load_watching(job, validation, codec, device=student.device)
-    models, job = models.ready(job, taken)
+    asked = job
+    models, job = models.ready(asked, taken)
+    teacher = None if work.teacher_server is not None else engine_of_teacher(asked, pair, codec, train)
     work = job.work
     selection = Selection(
         models,
@@ -97,7 +100,7 @@ def run(job: StageJob[ResolvedDistillation]) -> StageResult:
     ):
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
-            attempt.state = with_lead(attempt.state, selection, pair, job, test)
+            attempt.state = with_lead(attempt.state, selection, teacher, job, test)
         for iteration in attempt.remaining():
             # 2. The student's own responses, scored; the score is only watched
             with attempt.unmoved():
@@ -150,26 +153,40 @@ def _result(
     )
 
 
+def engine_of_teacher(
+    job: StageJob[ResolvedDistillation], pair: Pair, codec: Codec, prompts: Prompts
+) -> LocalEngine:
+    """Return the loop that samples from the teacher, with as many responses side by side as memory has room for."""
+    work, policy = job.work, pair.held_teacher
+    engine, _ = fit_to_memory(
+        LocalEngine(policy, codec, work.rollout.limits(work.pass_limits), work.arithmetic),
+        job,
+        taken_by_reading(policy, codec, [prompts], work),
+        device=policy.device,
+        other="teacher",
+    )
+    return engine
+
+
 def with_lead(
     state: DistillationState,
     selection: Selection,
-    pair: Pair,
+    teacher: LocalEngine | None,
     job: StageJob[ResolvedDistillation],
     test: Prompts,
 ) -> DistillationState:
     """Return the state with the test scores of the student as it is, and of the teacher, which Vantage's own loop samples.
 
-    A teacher behind a server is not sampled, and has no scores.
+    Args:
+        teacher: samples from the teacher; None: it is behind a server, is not sampled, and has no scores.
     """
     work = job.work
     num_tests = work.test_samples or work.validation_samples
     initial = selection.respond(test, num_samples=num_tests)
     state = replace(state, initial_scores=tuple(initial.scores.total.double().tolist()))
-    if work.teacher_server is not None:
+    if teacher is None:
         return state
-    limits = work.rollout.limits(work.pass_limits)
-    engine = LocalEngine(pair.held_teacher, selection.models.codec, limits, work.arithmetic)
-    of_teacher = replace(selection, models=replace(selection.models, policy=pair.held_teacher, engine=engine))
+    of_teacher = replace(selection, models=replace(selection.models, policy=teacher.policy, engine=teacher))
     with progress.within("teacher"):
         best = of_teacher.respond(test, num_samples=num_tests)
     before, after = initial.scores.total.mean().item(), best.scores.total.mean().item()

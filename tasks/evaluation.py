@@ -14,6 +14,7 @@ from vantage.models.policy import PolicyModel
 from vantage.models.sequences import Sequences
 from vantage.schemas.metric_names import JUDGED
 from vantage.schemas.recipe.evaluations import PolicyEvaluation
+from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.encoding_counts import encoding_metrics
@@ -34,10 +35,12 @@ from vantage.tasks.rollout.comparison import (
     undefined,
 )
 from vantage.tasks.rollout.engine import RolloutEngine, load_engine
-from vantage.tasks.rollout.judging import Judgement, load_judge
+from vantage.tasks.rollout.fitting_engine import fit_to_memory
+from vantage.tasks.rollout.judging import Judgement, judge_within, load_judge
 from vantage.tasks.rollout.prompted_judge import judge_pairs, load_prompted_judge
 from vantage.tasks.rollout.rollouts import per_token, sample_responses
 from vantage.tasks.rollout.token_texts import ByToken, first_responses, with_tokens
+from vantage.tasks.training.found_limits import taken_by_reading
 from vantage.tasks.training.likelihood import MeasuredLikelihood, measure_likelihood
 from vantage.tasks.training.measured import defined, uncertainty_of, values_of
 from vantage.tasks.training.networks import fixed_policy, placed
@@ -64,6 +67,8 @@ class Sampler:
     codec: Codec
     prompts: Prompts
     demonstrations: Completions | None
+    limits: PassLimits
+    """Bounds of the passes that read its responses."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
             means = {f"{role} {each}": said.mean().item() for each, said in responses[-1].judgements.items()}
             progress.update(step, metrics=means, headline=next(iter(means), None))
         with within(role):
-            measured[role] = finish_reading(job, sampler, *responses)
+            measured[role] = finish_reading(sampler, *responses)
             if share_a_tokenizer(job):
                 read = measured["candidate"].sampled.sampled.sequences
                 logprobs[role] = logprobs_of(job, sampler, read)
@@ -193,24 +198,21 @@ def with_verdicts(work: PolicyEvaluation, judged: Judged, preference: Tensor | N
 def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
     """Return the policy in ``role``, with the test prompts and demonstrations encoded by its tokenizer."""
     codec = codec_of(job, role)
-    policy = fixed_policy(job, role, training_device())
+    work, policy = job.work, fixed_policy(job, role, training_device())
+    prompts = read_prompts(job.inputs["prompts"], TEST, codec)
     demonstrations = None
     if "demonstrations" in job.inputs:
         demonstrations = read_completions(job.inputs["demonstrations"], TEST, ["response"], codec)
         encoding_metrics(job, "demonstrations", [demonstrations])  # raises if too many do not fit
-    return Sampler(
-        policy=policy,
-        engine=load_engine(
-            policy,
-            codec,
-            limits=job.work.rollout.limits(job.work.pass_limits),
-            precision=job.work.arithmetic,
-            rollout=job.work.rollout,
-        ),
-        codec=codec,
-        prompts=read_prompts(job.inputs["prompts"], TEST, codec),
-        demonstrations=demonstrations,
+    limits = work.rollout.limits(work.pass_limits)
+    engine, fitting = fit_to_memory(
+        load_engine(policy, codec, limits=limits, precision=work.arithmetic, rollout=work.rollout),
+        job,
+        taken_by_reading(policy, codec, [prompts], work),
+        device=policy.device,
+        other=None if role == ROLES[0] else role,
     )
+    return Sampler(policy, engine, codec, prompts, demonstrations, limits=fitting.work.pass_limits)
 
 
 def respond(
@@ -229,16 +231,15 @@ def respond(
         count=1 if greedy else work.samples_per_prompt,
         greedy=greedy,
     )
-    return Judged(sampled=sampled, judgements={name: judge(sampled) for name, judge in judges.items()})
+    judgements = {name: judge_within(judge, sampler.limits)(sampled) for name, judge in judges.items()}
+    return Judged(sampled=sampled, judgements=judgements)
 
 
-def finish_reading(
-    job: StageJob[PolicyEvaluation], sampler: Sampler, sampled: Judged, greedy: Judged | None = None
-) -> Measured:
+def finish_reading(sampler: Sampler, sampled: Judged, greedy: Judged | None = None) -> Measured:
     """Return the results of a model, with the likelihood of the demonstrations."""
     likelihood, demonstrations = None, sampler.demonstrations
     if demonstrations is not None:
-        limits = job.work.pass_limits.or_rows(DEMONSTRATIONS_AT_ONCE)
+        limits = sampler.limits.or_rows(DEMONSTRATIONS_AT_ONCE)
         likelihood = measure_likelihood(sampler.policy, demonstrations, limits=limits)
     return Measured(sampler.prompts, sampled, greedy, likelihood, sampler.codec)
 
@@ -256,9 +257,7 @@ def logprobs_of(job: StageJob[PolicyEvaluation], sampler: Sampler, sequences: Se
         found: dict[str, Tensor] = sampler.policy(micro, temperature=job.generation.temperature)
         return found
 
-    of_tokens = per_token(
-        compute, sequences, limits=job.work.pass_limits, computes="computing log-probabilities"
-    )
+    of_tokens = per_token(compute, sequences, limits=sampler.limits, computes="computing log-probabilities")
     return of_tokens["logprobs"]
 
 

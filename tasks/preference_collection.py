@@ -17,6 +17,7 @@ from vantage.models.prompts import encode_responses
 from vantage.models.rendered_responses import ResponseRenderer
 from vantage.schemas.conversations import AS_SAMPLED
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.resolved import ResolvedPreferenceCollection
 from vantage.schemas.recipe.rewards import Judge
 from vantage.schemas.records.job import StageJob, StageResult
@@ -31,10 +32,12 @@ from vantage.tasks.data.openings import without_opening
 from vantage.tasks.data.rows import Row, read_rows, write_rows
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.rollout.engine import RolloutEngine, load_engine
-from vantage.tasks.rollout.judging import Judgement, load_judge
-from vantage.tasks.rollout.prompted_judge import judge_texts, load_prompted_judge
+from vantage.tasks.rollout.fitting_engine import fit_to_memory
+from vantage.tasks.rollout.judging import Judgement, judge_within, load_judge
+from vantage.tasks.rollout.prompted_judge import PromptedJudge, judge_texts, load_prompted_judge
 from vantage.tasks.rollout.rollouts import Sampled, sample_responses
 from vantage.tasks.training.batch_files import BatchFiles
+from vantage.tasks.training.found_limits import taken_by_reading
 from vantage.tasks.training.networks import fixed_policy
 from vantage.tasks.training.optimization import training_device
 from vantage.tasks.training.seeds import derive_seed, stage_seed
@@ -114,13 +117,20 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     # 1. The policy, its judge, and every split's prompts in batches
     codec = codec_of(job, "policy")
     policy = fixed_policy(job, "policy", device)
-    limits = work.rollout.limits(work.pass_limits).or_rows(work.batch_size)
-    engine = load_engine(policy, codec, limits=limits, precision=work.arithmetic, rollout=work.rollout)
-    judge = None if work.judge is None else load_scores(job, work.judge, device)
+    judge = None if work.judge is None else load_response_judge(job, work.judge, device)
     sources = {split: read_source(job, split, codec) for split in SPLITS}
     role = "prompts" if "prompts" in job.inputs else "demonstrations"
     encoding = encoding_metrics(job, role, [source.prompts for source in sources.values()])
     batches = list(cut_batches(sources, work))
+    limits = work.rollout.limits(work.pass_limits).or_rows(work.batch_size)
+    engine, job = fit_to_memory(
+        load_engine(policy, codec, limits=limits, precision=work.arithmetic, rollout=work.rollout),
+        job,
+        taken_by_reading(policy, codec, [each.prompts for each in sources.values()], work),
+        device=device,
+    )
+    if judge is not None:
+        judge = judge_within(judge, limits_of_judge(job.work))
 
     # 2. Pairs, batch by batch, continuing an earlier attempt
     with BatchFiles(job.scratch, total=len(batches), phase="sampling") as files:
@@ -156,21 +166,30 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     return StageResult(metrics={**first, **counts, **encoding})
 
 
-def load_scores(job: StageJob[ResolvedPreferenceCollection], judge: Judge, device: torch.device) -> Judgement:
-    """Return the judge that scores each response: a verifier, a reward, or a model that compares the two responses to a
-    prompt."""
-    if judge.kind != "model":
-        limits = job.work.pass_limits.or_rows(job.work.batch_size)
-        return load_judge(job, judge, policies=["policy"], device=device, limits=limits)
-    asked = load_prompted_judge(job, judge, role="judge", device=device, limits=job.work.pass_limits)
+def load_response_judge(
+    job: StageJob[ResolvedPreferenceCollection], judge: Judge, device: torch.device
+) -> Judgement | PromptedJudge:
+    """Return the judge of the responses: a verifier, a reward, or a model that compares the two responses to a prompt."""
+    limits = limits_of_judge(job.work)
+    if judge.kind == "model":
+        return load_prompted_judge(job, judge, role="judge", device=device, limits=limits)
+    return load_judge(job, judge, policies=["policy"], device=device, limits=limits)
 
-    def verdicts(sampled: Sampled) -> Tensor:
-        """Return (B,): 1 and 0 for the two responses to a prompt, or ½ and ½ where the judge prefers neither in both orders."""
-        texts = sampled.responses
-        wins = judge_texts(asked, sampled.prompts[::2], texts[::2], texts[1::2]).wins
-        return torch.stack([wins, 1 - wins], dim=1).flatten()
 
-    return verdicts
+def limits_of_judge(work: ResolvedPreferenceCollection) -> PassLimits:
+    """Return the bounds of the judge's passes; a model that compares has another number of rows without ``microbatch_size``."""
+    is_model = work.judge is not None and work.judge.kind == "model"
+    return work.pass_limits if is_model else work.pass_limits.or_rows(work.batch_size)
+
+
+def scores_of(judge: Judgement | PromptedJudge, sampled: Sampled) -> Tensor:
+    """Return the scores (B,) of responses. Those of a model that compares two are 1 and 0, or ½ and ½ where it prefers neither in
+    both orders."""
+    if not isinstance(judge, PromptedJudge):
+        return judge(sampled)
+    texts = sampled.responses
+    wins = judge_texts(judge, sampled.prompts[::2], texts[::2], texts[1::2]).wins
+    return torch.stack([wins, 1 - wins], dim=1).flatten()
 
 
 def with_turns(rows: Sequence[Row], prompts: Prompts) -> list[Row]:
@@ -251,14 +270,14 @@ def collect(
     source: Source,
     batch: Batch,
     work: ResolvedPreferenceCollection,
-    judge: Judgement | None,
+    judge: Judgement | PromptedJudge | None,
 ) -> Collected:
     """Return the pairs that a batch's responses give."""
     group = work.samples_per_prompt
     texts = without_opening(sampled.responses, codec)
     lengths = sampled.sequences.lengths.tolist()
     responses = [Response(*each) for each in zip(texts, lengths, strict=True)]
-    scores = judge(sampled).tolist() if judge is not None else None
+    scores = scores_of(judge, sampled).tolist() if judge is not None else None
     demonstrated = (
         None if source.demonstrations is None else encode_demonstrations(source.demonstrations, batch, codec)
     )

@@ -21,6 +21,7 @@ from vantage.tasks.rollout.rollout_models import load_rollout_models
 from vantage.tasks.rollout.rollouts import Scored, sample_and_score
 from vantage.tasks.training import ranks
 from vantage.tasks.training.batch_files import BatchFiles
+from vantage.tasks.training.found_limits import taken_by_reading
 from vantage.tasks.training.measured import clusters_of, uncertainty_of, values_of
 from vantage.tasks.training.networks import fixed_policy
 from vantage.tasks.training.optimization import training_device
@@ -45,6 +46,7 @@ def run(job: StageJob[ResolvedRolloutCollection]) -> StageResult:
     models = load_rollout_models(job, work, policy, role="policy", with_reference=False)
     prompts = {split: read_prompts(job.inputs["prompts"], split, models.codec) for split in SPLITS}
     encoding = encoding_metrics(job, "prompts", list(prompts.values()))
+    models, job = models.ready(job, taken_by_reading(policy, models.codec, prompts.values(), work))
     batches = list(cut_batches(prompts, work))
 
     # 2. Scored responses, batch by batch, from wherever an earlier attempt got to

@@ -40,16 +40,17 @@ class FoundLimits(Frozen):
     """The most positions for which memory suffices, found by a stage before its first step."""
 
     tokens: int
-    """Positions of a pass that trains."""
+    """Positions of a pass that trains, or that only reads in a stage that trains nothing."""
     sampled_tokens: int | None = None
     """Positions of responses that are sampled side by side; None: the stage does not sample."""
 
     @property
     def described(self) -> str:
         """Return the limits in words: ``found: passes of at most 65,536 positions``."""
-        sampled = (
-            ""
-            if self.sampled_tokens is None
-            else f", responses of {self.sampled_tokens:,} sampled side by side"
-        )
+        sampled = "" if self.sampled_tokens is None else f", {self.described_sampling}"
         return f"found: passes of at most {self.tokens:,} positions{sampled}"
+
+    @property
+    def described_sampling(self) -> str:
+        """Return the limit of a stage that samples, in words."""
+        return f"responses of {self.sampled_tokens or 0:,} sampled side by side"

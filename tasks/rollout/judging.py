@@ -1,7 +1,8 @@
 """The judge of evaluation and of preference collection: a verifier or a reward, as one function of responses."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +13,13 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.rewards.scoring import Scorer, load_scorer, score
 from vantage.tasks.rewards.verifier_scores import judged
 from vantage.tasks.rewards.verifiers import load_deciding_verifier
+from vantage.tasks.rollout.prompted_judge import PromptedJudge
 from vantage.tasks.rollout.rollouts import Sampled
 
 Judgement = Callable[[Sampled], Tensor]
 """Responses → (B,), on the CPU: right (1) or wrong (0) by a verifier, or their scores by a reward."""
+
+AnyJudge = TypeVar("AnyJudge", bound=Judgement | PromptedJudge)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,13 @@ class RewardJudge:
             conversations=sampled.conversations,
         )
         return scored.total.cpu()
+
+
+def judge_within(judge: AnyJudge, limits: PassLimits) -> AnyJudge:
+    """Return the judge with passes of its models within ``limits``; a verifier makes no passes."""
+    if isinstance(judge, RewardJudge | PromptedJudge):
+        return replace(judge, limits=limits)
+    return judge
 
 
 def load_judge(

@@ -14,17 +14,12 @@ from vantage.tasks.data.examples import Codec, codec_of
 from vantage.tasks.rewards.scoring import Scorer, load_scorer
 from vantage.tasks.rollout.ahead import AheadEngine
 from vantage.tasks.rollout.engine import LocalEngine, RolloutEngine, SamplesBeside, load_engine
-from vantage.tasks.training.found_limits import (
-    Sampler,
-    Taken,
-    found_limits,
-    sampling_limits,
-    within_memory,
-)
+from vantage.tasks.rollout.fitting_engine import fit_to_memory
+from vantage.tasks.training.found_limits import Sampler, Taken
 from vantage.tasks.training.networks import fixed_policy
 from vantage.tasks.training.optimization import Precision, frozen_dtype
 
-Job = TypeVar("Job", bound=StageJob[Rollouts])
+Job = TypeVar("Job", bound=StageJob[Rollouts | RolloutCollection])
 
 
 @dataclass(frozen=True)
@@ -60,16 +55,10 @@ class RolloutModels:
         Args:
             taken: the memory that the stage's passes need.
         """
-        engine, limits = self.engine, self.limits
-        found = found_limits(job, taken, device=self.policy.device)
-        if found is not None:
-            given, limits = job.work.microbatch_tokens, within_memory(job, found).work.pass_limits
-            if isinstance(engine, LocalEngine):  # another kind has memory of its own
-                most = sampling_limits(limits, found, given=given, rows=job.work.rollout.max_rows)
-                engine = replace(engine, limits=most)
+        engine, job = fit_to_memory(self.engine, job, taken, device=self.policy.device)
         if self.ahead and isinstance(engine, LocalEngine | SamplesBeside):
             engine = AheadEngine(engine)
-        return replace(self, limits=limits, engine=engine), within_memory(job, found)
+        return replace(self, limits=job.work.pass_limits, engine=engine), job
 
     @contextmanager
     def sampling(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from vantage.tasks.rollout.against_init import (
     with_scores,
 )
 from vantage.tasks.rollout.judge_agreement import agreement_with_interval, initial_metrics, pair_accuracy
-from vantage.tasks.rollout.judging import Judgement, RewardJudge, load_judge
+from vantage.tasks.rollout.judging import Judgement, RewardJudge, judge_within, load_judge
 from vantage.tasks.rollout.prompted_judge import PromptedJudge, load_prompted_judge, refuse_long_responses
 from vantage.tasks.rollout.rollouts import Sampled, Scored
 from vantage.tasks.training import ranks
@@ -64,9 +64,7 @@ class Watching:
 
     def within(self, limits: PassLimits) -> "Watching":
         """Return the watch with passes of its models within ``limits``."""
-        if isinstance(self.judge, RewardJudge | PromptedJudge):
-            return replace(self, judge=replace(self.judge, limits=limits))
-        return self
+        return replace(self, judge=judge_within(self.judge, limits))
 
     def look(self, scored: Scored, before: WatchedSoFar) -> tuple[WatchedSoFar, dict[str, float]]:
         """Return what the watch has seen with these responses, and its metrics.

@@ -4,7 +4,7 @@ The size changes memory, and results only by rounding. A resumed attempt uses th
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -17,7 +17,7 @@ from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.pass_limits import FoundLimits, PassLimits
 from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.data.examples import Completions, Prompts, Rankings
+from vantage.tasks.data.examples import Codec, Completions, Prompts, Rankings
 from vantage.tasks.training import memory_meter, progress, ranks
 from vantage.tasks.training.memory_meter import Meter
 from vantage.tasks.training.memory_probe import (
@@ -80,23 +80,41 @@ def longest_response(prompts: Prompts, generation: Generation, *, shares_prompt:
     return Row(max(map(len, prompts.ids)), generation.max_response_tokens, shares_prompt)
 
 
-def found_limits(job: StageJob[Stage], taken: Taken, *, device: torch.device) -> FoundLimits | None:
+def taken_by_reading(policy: PolicyModel, codec: Codec, prompts: Iterable[Prompts], work: Stage) -> Taken:
+    """Return the memory needs of a policy that does not train: it samples responses to the prompts, and reads them."""
+    longest = max(prompts, key=lambda each: max(map(len, each.ids), default=0))
+    return Taken(
+        longest_response(longest, codec.generation, shares_prompt=work.pass_limits.share_prompts),
+        [lambda batch: policy.logprobs(batch, temperature=1.0).logprobs],
+        work.arithmetic,
+        sampler=Sampler(policy, work.arithmetic, codec.pad_token_id),
+    )
+
+
+def found_limits(
+    job: StageJob[Stage], taken: Taken, *, device: torch.device, other: str | None = None
+) -> FoundLimits | None:
     """Return the sizes for which memory suffices; None: the recipe gives them, or memory is not measured on this device.
 
     Every rank uses the smallest size that any rank found.
+
+    Args:
+        other: role of a model that is measured after the stage's first one, and has limits of its own.
     """
     meter = memory_meter.meter()
     if meter is None:
         return None
-    found = read_found(job.scratch, device=meter.device)
+    first = read_found(job.scratch, device=meter.device)
+    found = first if other is None else read_found(job.scratch, device=meter.device, other=other)
     if ranks.any_rank(found is None):
-        if job.work.microbatch_tokens is not None:
+        is_given = job.work.microbatch_tokens is not None
+        if is_given and (other is None or ranks.any_rank(first is None)):
             return None
         found = _find(taken, device, meter)
         ranks.wait()  # no rank reads the limits of an earlier attempt any more
         if writes_files():
-            write_found(job.scratch, found, device=meter.device)
-        log.info("%s", found.described)
+            write_found(job.scratch, found, device=meter.device, other=other)
+        log.info("%s%s", "" if other is None else f"{other}: ", found.described)
     return found
 
 

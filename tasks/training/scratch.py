@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vantage.schemas.frozen import Frozen
+from vantage.schemas.recipe.fields import is_unset
 from vantage.schemas.recipe.pass_limits import FoundLimits
 from vantage.storage.durable_files import replace_file, replace_file_unsynced
 
@@ -61,20 +62,50 @@ class _Found(Frozen):
 
     device: str
     limits: FoundLimits
+    others: dict[str, FoundLimits] = Field(default_factory=dict, exclude_if=is_unset)
+    """Role of another model that the stage samples from → its limits."""
 
 
-def write_found(scratch: Path, limits: FoundLimits, *, device: str) -> None:
-    """Remember limits for a device, so that the next attempt on it computes the same passes."""
-    replace_file(scratch / _FOUND, _Found(device=device, limits=limits).model_dump_json().encode())
+def write_found(scratch: Path, limits: FoundLimits, *, device: str, other: str | None = None) -> None:
+    """Remember limits for a device, so that the next attempt on it computes the same passes.
+
+    Args:
+        other: role of a model whose limits are added to those of the stage's first one; None: they are the first one's.
+    """
+    found = _Found(device=device, limits=limits)
+    if other is not None:
+        first = _read(scratch)
+        assert first is not None, "the first model's limits are found before those of others"
+        found = first.model_copy(update={"others": {**first.others, other: limits}})
+    replace_file(scratch / _FOUND, found.model_dump_json().encode())
 
 
-def read_found(scratch: Path, *, device: str | None = None) -> FoundLimits | None:
-    """Return the limits that an attempt found, on ``device`` (None: any); None: there are none."""
+def read_found(scratch: Path, *, device: str | None = None, other: str | None = None) -> FoundLimits | None:
+    """Return the limits that an attempt found, on ``device`` (None: any); None: there are none.
+
+    Args:
+        other: role of another model than the first one that the stage measured.
+    """
+    found = _read(scratch)
+    if found is None or device not in (None, found.device):
+        return None
+    return found.limits if other is None else found.others.get(other)
+
+
+def describe_found(scratch: Path) -> str | None:
+    """Return the limits that an attempt found, in words; None: it found none."""
+    found = _read(scratch)
+    if found is None:
+        return None
+    others = [f"; {role}: {limits.described_sampling}" for role, limits in found.others.items()]
+    return "".join([found.limits.described, *others])
+
+
+def _read(scratch: Path) -> _Found | None:
     try:
-        found = _Found.model_validate_json((scratch / _FOUND).read_bytes())
+        return _Found.model_validate_json((scratch / _FOUND).read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):  # they are found again in a moment
         return None
-    return found.limits if device in (None, found.device) else None
 
 
 def forget_found(scratch: Path) -> None:
