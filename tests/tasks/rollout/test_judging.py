@@ -17,7 +17,7 @@ from vantage.schemas.recipe.rewards import (
 from vantage.schemas.recipe.terms import ModelTerm
 from vantage.tasks.rewards.scoring import Scorer, Term
 from vantage.tasks.rewards.term_scores import Responses
-from vantage.tasks.rollout.judging import RewardJudge, load_judge
+from vantage.tasks.rollout.judging import RewardJudge, judge_within, load_judge
 from vantage.tasks.rollout.rollouts import Sampled
 
 CPU = torch.device("cpu")
@@ -76,3 +76,16 @@ def test_a_reward_is_told_everything_about_the_responses() -> None:
     assert given.answers == ["yes", None, "no"]
     assert given.ended.tolist() == [True, True, False]
     assert given.sequences is SAMPLED.sequences and given.limits == PassLimits(2)
+
+
+def test_a_judge_with_models_gets_other_limits_and_a_verifier_stays_as_it_is(pipeline: Any) -> None:
+    verifier = load_judge(
+        pipeline.job("evaluation"),
+        Judge(verifier="arithmetic"),
+        policies=["candidate"],
+        device=CPU,
+        limits=PassLimits(2),
+    )
+    assert judge_within(verifier, PassLimits(tokens=7)) is verifier
+    reward = RewardJudge(Scorer((Term("mine", 0.5, lambda given: torch.zeros(3)),), None), PassLimits(2))
+    assert judge_within(reward, PassLimits(tokens=7)) == replace(reward, limits=PassLimits(tokens=7))
