@@ -44,7 +44,7 @@ class Subject:
     """Step that imports another model → its shape. Only reward models are trained from one; what other stages make has the shape
     of the recipe's."""
     finds_rows: bool = False
-    """Whether stages that train find how many responses memory has room for, side by side: on a GPU."""
+    """Whether stages find how many responses memory has room for, side by side: on a GPU."""
 
     def shape_of(self, role: str) -> ModelShape:
         """Return the shape of the model that the stage reads in a role."""
@@ -82,8 +82,7 @@ class Responses:
     @property
     def sampled(self) -> PassLimits:
         """The bounds of what is sampled side by side."""
-        is_found = self.subject.finds_rows and isinstance(self.subject.stage, Training)
-        if is_found and self.limits.tokens is None:
+        if self.subject.finds_rows and self.limits.tokens is None:
             return replace(self.limits, rows=self.rollout.max_rows)
         return self.rollout.limits(self.limits)
 

@@ -40,8 +40,8 @@ class Sampling(Frozen):
     """Whether the proof of an update also compares the sha256 of vLLM's parameters with the policy's, where vLLM computes them (0.32
     does). None: for weights of at most 1 GiB; hashing takes about a second for each GiB. In no stage key."""
     max_rows: Count | None = Field(None, exclude_if=is_unset)
-    """Most responses that are sampled side by side. It changes memory and speed, and no response. None: in a stage that trains on a
-    GPU without ``microbatch_tokens``, as many as memory has room for, found before the first step; else ``microbatch_size``."""
+    """Most responses that are sampled side by side. It changes memory and speed, and no response. None: on a GPU without
+    ``microbatch_tokens``, as many as memory has room for, found before the first step; else ``microbatch_size``."""
 
     @field_validator("url", mode="before")
     @classmethod

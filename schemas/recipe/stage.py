@@ -211,14 +211,15 @@ class Stage(Work):
     resources: Resources = Resources()
     """CPUs and GPUs that it needs, and its time limit."""
     microbatch_size: Count | None = None
-    """Most sequences in one forward pass, and unless ``rollout.max_rows`` or the memory of a GPU bounds that, sampled side by
-    side; where a stage reads pairs or rankings, most pairs or prompts. Changes memory, never a gradient or a response. None: any number in training and evaluation, else ``batch_size``.
-    A pass holds rows of like length, so that it may have fewer."""
+    """Most sequences in one forward pass; where a stage reads pairs or rankings, most pairs or prompts. It bounds what is sampled side by
+    side only where neither ``rollout.max_rows`` nor the memory of a GPU does: on a CPU, or with ``microbatch_tokens``. Changes memory,
+    never a gradient or a response. None: any number in training and evaluation, else ``batch_size``. A pass holds rows of like length,
+    so that it may have fewer."""
     microbatch_tokens: Count | None = Field(None, exclude_if=is_unset)
     """Most positions of one forward pass, padding included: its sequences times the longest of them; in sampling, times the
     longest prompt and ``generation.max_response_tokens``. Of what cannot be divided (one sequence, a pair, the responses of a
     ranking) a pass may have more. With ``microbatch_size`` both hold. Changes as little. None: on a GPU the largest
-    number that fits, found before the first step; on a CPU any number."""
+    number that fits, found before the first step; on a CPU, and in ``reward_evaluation`` and ``benchmark_evaluation``, any number."""
 
     precision: Precision = Field("float32", exclude_if=is_default("float32"))
     """Type of the arithmetic (autocast) of everything that the stage computes; weights stay in float32. ``auto``: bfloat16 where

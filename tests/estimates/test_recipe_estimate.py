@@ -519,6 +519,26 @@ def test_passes_that_train_do_not_bound_what_a_gpu_samples(
         assert each.at_once == (each.count if rows is None else min(rows, each.count))
 
 
+@pytest.mark.parametrize("name", ["evaluation", "collected", "pairs"])
+@pytest.mark.parametrize(
+    ("settings", "gpu", "rows"),
+    [
+        (["microbatch_size=4"], "cpu", 4),
+        (["microbatch_size=4"], "h100", None),
+        (["microbatch_size=4", "microbatch_tokens=1000"], "h100", 4),
+        (["microbatch_size=4", "rollout.max_rows=7"], "h100", 7),
+    ],
+)
+def test_passes_that_read_do_not_bound_what_a_gpu_samples_in_stages_that_do_not_train(
+    name: str, settings: list[str], gpu: str, rows: int | None
+) -> None:
+    overrides = [f"stages.{name}.{each}" for each in settings]
+    found = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu=gpu), name)
+    assert {each.sequences.at_once for each in found.workload.passes} == {4}
+    for each in found.workload.samplings:
+        assert each.at_once == (each.count if rows is None else rows)
+
+
 def test_a_policy_on_selected_prompts_is_counted_as_if_all_were_kept() -> None:
     recipe = EVERY_KIND.replace("data:\n", "data:\n  middling: {from: collected, pass_rate: [0.2, 0.8]}\n", 1)
     assert recipe != EVERY_KIND

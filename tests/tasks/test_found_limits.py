@@ -94,7 +94,6 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_a_run_with_the_search_makes_what_one_without_it_makes(
     name: str, without: Results, searched: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kinds that look for nothing are here too: their inputs are made by kinds that do."""
     expected = without.of(name)
     with memory(PLENTY, monkeypatch):
         found = searched.of(name)

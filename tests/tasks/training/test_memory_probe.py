@@ -1,5 +1,6 @@
 """From two measurements to the most positions that fit."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +12,15 @@ from torch import Tensor
 
 from tests.tasks.live_memory import LiveMemory
 from vantage.models.builtin import build_builtin, builtin_config
-from vantage.models.folders import load_policy
+from vantage.models.folders import load_policy, load_tokenizer
 from vantage.models.pass_counts import count_prompts, taken_counts
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import sample
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.pass_limits import FoundLimits, PassLimits
-from vantage.tasks.data.examples import Completions, Prompts
+from vantage.schemas.recipe.stages_that_collect import RolloutCollection
+from vantage.tasks.data.examples import Codec, Completions, Prompts
 from vantage.tasks.training import found_limits, memory_meter, memory_probe
 from vantage.tasks.training.found_limits import (
     Sampler,
@@ -27,6 +29,7 @@ from vantage.tasks.training.found_limits import (
     longest_row,
     rounded,
     sampling_limits,
+    taken_by_reading,
 )
 from vantage.tasks.training.memory_probe import (
     Cost,
@@ -39,6 +42,7 @@ from vantage.tasks.training.memory_probe import (
     sampling_cost,
 )
 from vantage.tasks.training.optimization import make_optimizer
+from vantage.tasks.training.scratch import describe_found, forget_found, read_found, write_found
 
 CPU = torch.device("cpu")
 PLENTY = 10**10
@@ -165,6 +169,47 @@ def test_the_longest_row_is_that_of_prompt_and_response_together() -> None:
     prompts = Prompts(["a", "b", "c"], [[1] * 4, [1] * 7, [1]], [None] * 3, num_too_long=0)
     generation = Generation(max_prompt_tokens=48, max_response_tokens=24)
     assert longest_response(prompts, generation, shares_prompt=True) == Row(7, 24, shares_prompt=True)
+
+
+def test_a_policy_that_only_samples_reads_the_longest_prompt_of_all_splits(tmp_path: Path) -> None:
+    build_builtin("tiny", tmp_path, seed=1)
+    policy = PolicyModel(load_policy(tmp_path))
+    codec = Codec(load_tokenizer(tmp_path), Generation(max_response_tokens=24), None)
+    splits = [
+        Prompts(["a"] * len(lengths), [[1] * length for length in lengths], [None] * len(lengths), 0)
+        for lengths in ((3, 4), (1, 7, 2), (), (6,))
+    ]
+    work = RolloutCollection(
+        kind="rollout_collection", policy="p", prompts="d", reward="r", precision="bfloat16"
+    )
+    taken = taken_by_reading(policy, codec, splits, work)
+    assert taken.row == Row(7, 24, shares_prompt=True)
+    assert taken.sampler == Sampler(policy, "bfloat16", codec.pad_token_id)
+    assert (taken.precision, taken.optimizers) == ("bfloat16", ())
+
+
+def test_limits_of_several_policies_are_remembered_beside_each_other(tmp_path: Path) -> None:
+    """Those of the first are found before, and are there alone in what other stages write."""
+    limits = [FoundLimits(tokens=number, sampled_tokens=10 * number) for number in (1, 2, 3)]
+    write_found(tmp_path, limits[0], device="d")
+    assert json.loads((tmp_path / "found_limits.json").read_bytes()) == {
+        "device": "d",
+        "limits": {"tokens": 1, "sampled_tokens": 10},
+    }
+    write_found(tmp_path, limits[1], device="d", other="baseline")
+    write_found(tmp_path, limits[2], device="d", other="teacher")
+    others = (None, "baseline", "teacher")
+    assert [read_found(tmp_path, device="d", other=other) for other in others] == limits
+    assert [read_found(tmp_path, device="e", other=other) for other in others] == [None] * 3
+    assert read_found(tmp_path, other="critic") is None
+    assert describe_found(tmp_path) == (
+        "found: passes of at most 1 positions, responses of 10 sampled side by side; "
+        "baseline: responses of 20 sampled side by side; teacher: responses of 30 sampled side by side"
+    )
+    write_found(tmp_path, limits[1], device="e")
+    assert [read_found(tmp_path, other=other) for other in others] == [limits[1], None, None]
+    forget_found(tmp_path)
+    assert describe_found(tmp_path) is None
 
 
 def test_sampling_keeps_the_other_bounds() -> None:
