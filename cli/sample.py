@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vantage.runs.named_models import NamedModel
     from vantage.runs.workspace import Workspace
     from vantage.schemas.kind import ArtifactKind
+    from vantage.schemas.recipe.rollout import Sampling
     from vantage.schemas.records.sampling import Answer, Answers, ModelOpened, SampleRequest, Turn
 
 CHUNK = 32
@@ -84,6 +85,31 @@ Engine = Annotated[
         "--engine", help="Engine that samples, as rollout.engine of a recipe; vllm must be installed."
     ),
 ]
+Url = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--url",
+        metavar="ADDRESS",
+        help="A server of vLLM that samples in place of this machine; repeat it for several, which share the prompts. Each serves "
+        "the same model, and gets the policy's weights.",
+    ),
+]
+ApiKeyVariable = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key-variable", metavar="NAME", help="Environment variable with the API key of the servers."
+    ),
+]
+WeightsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights-folder",
+        metavar="FOLDER",
+        resolve_path=True,
+        help="A folder for the weights, which the servers reach under the same absolute path; by default a temporary one, for "
+        "servers on this machine.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -135,6 +161,9 @@ def sample(
     system: System = None,
     logprobs: Logprobs = False,
     engine: Engine = "loop",
+    url: Url = None,
+    api_key_variable: ApiKeyVariable = None,
+    weights_folder: WeightsFolder = None,
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -146,6 +175,11 @@ def sample(
                 f"--temperature={temperature:g} must be above 0; --greedy takes the likeliest token"
             )
         settings = Settings(samples, seed, greedy, temperature, max_tokens, system)
+        rollout = _rollout(engine, url, api_key_variable, weights_folder)
+        if rollout.is_served and against is not None:
+            raise ValueError(
+                f"--against={against} asks a second model, and servers hold the weights of one at a time; leave --against or --url out"
+            )
         asked = _asked(prompts or [], file)
         if asked is None and as_json:
             raise ValueError(
@@ -155,7 +189,7 @@ def sample(
             asked = _not_empty(asked)  # a file that cannot be read is refused before a model is loaded
         place = workspace_at(workspace)
         names = [named] if against is None else [named, _beside(place, named, against)]
-        models = _open_all(stack, place, names, against, engine)
+        models = _open_all(stack, place, names, against, settings, rollout)
         from vantage.runs.console import open_console
 
         console = open_console()
@@ -167,17 +201,56 @@ def sample(
             _answer_all(console, models, settings, asked, logprobs=logprobs)
 
 
+def _rollout(
+    engine: str, url: list[str] | None, api_key_variable: str | None, weights_folder: Path | None
+) -> "Sampling":
+    """Return the engine of the options; ``--url`` means vllm.
+
+    Raises:
+        ValueError: an option has a value that a recipe's field of its name may not have, or is not read.
+    """
+    from vantage.schemas.loading.field_errors import validated
+    from vantage.schemas.recipe.rollout import Sampling
+
+    of_servers = {"--api-key-variable": api_key_variable, "--weights-folder": weights_folder}
+    for option, value in of_servers.items():
+        if value is not None and not url:
+            raise ValueError(f"{option}={value} is about servers that sample; add --url ADDRESS")
+    given = {
+        "engine": "vllm" if url else engine,
+        "url": url,
+        "api_key_variable": api_key_variable,
+        "weights_folder": None if weights_folder is None else str(weights_folder),
+    }
+    found = validated(Sampling, {name: value for name, value in given.items() if value})
+    for problem in found.problems:
+        match problem.path:
+            case ("url", int(place)):
+                raise ValueError(
+                    f"--url={(url or [])[place]} is no address of a server; write http://HOST:PORT"
+                )
+            case ("api_key_variable",):
+                raise ValueError(
+                    f"--api-key-variable={api_key_variable} is no name of a variable; name the variable that holds the key"
+                )
+            case _:
+                raise ValueError(f"--{problem}")
+    assert found.value is not None, "without a problem there is a value"
+    return found.value
+
+
 def _open_all(
     stack: ExitStack,
     place: "Workspace",
     names: list[str],
     against: str | None,
-    engine: Literal["loop", "vllm"],
+    settings: Settings,
+    rollout: "Sampling",
 ) -> list[Opened]:
     """Start a process for each model; they load at the same time."""
     from vantage.attempts.launchers.sampling_process import open_model
     from vantage.runs.named_models import open_named_model
-    from vantage.schemas.records.sampling import OpenModel
+    from vantage.schemas.records.sampling import OpenModel, generation_with
 
     kinds: tuple[ArtifactKind, ...] = ("policy",)
     found = [stack.enter_context(open_named_model(place, name, _accepted(), kinds=kinds)) for name in names]
@@ -188,10 +261,12 @@ def _open_all(
                     folder=model.folder,
                     base=model.base,
                     source=model.source,
-                    generation=model.generation,
+                    generation=generation_with(
+                        model.generation, temperature=settings.temperature, max_tokens=settings.max_tokens
+                    ),
                     chat=model.chat,
                     date=model.date,
-                    engine=engine,
+                    rollout=rollout,
                 ),
                 side_by_side=len(found),
             )

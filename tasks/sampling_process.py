@@ -37,7 +37,6 @@ from vantage.models.unwritten_turns import unwritten_parts
 from vantage.schemas.conversations import Message, Prompt, is_one_prompt
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.pass_limits import PassLimits
-from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stages_on_data import TrainOn
 from vantage.schemas.records.model_files import ModelFiles
 from vantage.schemas.records.sampling import (
@@ -55,12 +54,14 @@ from vantage.schemas.records.sampling import (
     SampleReply,
     SampleRequest,
     Turn,
+    generation_with,
 )
 from vantage.tasks.data.examples import Codec
 from vantage.tasks.data.rendering import render
 from vantage.tasks.rollout.engine import RolloutEngine, load_engine
 from vantage.tasks.rollout.running_vllm import VllmFailed
 from vantage.tasks.rollout.token_texts import token_texts
+from vantage.tasks.rollout.vllm_server import EngineUnavailable
 from vantage.tasks.training.optimization import training_device
 
 PR_SET_PDEATHSIG = 1
@@ -106,6 +107,30 @@ def bounded(seconds: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+@contextmanager
+def named_as_options() -> Iterator[None]:
+    """Raise the errors of engines with the options of ``vantage sample`` in place of a recipe's fields.
+
+    Raises:
+        ValueError: an engine failed, or refused what it was given.
+    """
+    try:
+        yield
+    except VllmFailed as error:
+        raise ValueError(f"{error}; use --engine loop") from error
+    except EngineUnavailable as error:
+        raise ValueError(f"{_with_options(error)}; start one, or leave --url out") from error
+    except ValueError as error:
+        raise ValueError(_with_options(error)) from error
+
+
+def _with_options(error: Exception) -> str:
+    text = str(error)
+    for name in ("url", "api_key_variable", "weights_folder"):
+        text = text.replace(f"rollout.{name}", f"--{name.replace('_', '-')}")
+    return text
+
+
 Request = SampleRequest | RenderRequest | MergeRequest
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
@@ -119,12 +144,12 @@ class OpenedModel:
         Raises:
             ValueError: the model cannot be used (``UnsafeModel`` …), or its engine is not installed; the message contains the reason.
         """
-        if opening.engine == "vllm" and find_spec("vllm") is None:
+        self._rollout, self._scratch = opening.rollout, scratch
+        if self._rollout.engine == "vllm" and not self._rollout.is_served and find_spec("vllm") is None:
             raise ValueError(
                 "--engine=vllm needs the package vllm, which is not installed; install it as docs/rollouts.md describes, or leave --engine out"
             )
         self._bounds = bounds
-        self._engine_name = opening.engine
         self._vllm: RolloutEngine | None = None
         self._room: tuple[Generation, int] | None = None
         self.files = ModelFiles(opening.folder or scratch / "model", opening.base)
@@ -135,7 +160,14 @@ class OpenedModel:
         self.codec = Codec(tokenizer, opening.generation, opening.chat)
 
     def describe(self) -> ModelOpened:
-        """Return the answer to the first line."""
+        """Return the answer to the first line; servers that sample get the weights before it.
+
+        Raises:
+            ValueError: a server serves another model or tokenizer, or cannot be used (``ServerRefused``, ``WeightsDiffer`` …).
+        """
+        if self._rollout.is_served:
+            with named_as_options():
+                self._engine(self.codec, longest=1).take_weights(self.policy.causal_lm.named_parameters())
         tokenizer, chat = self.codec.tokenizer, self.codec.chat
         with self._bounds(TEMPLATE_SECONDS):
             stops = self.codec.stop_token_ids
@@ -168,25 +200,16 @@ class OpenedModel:
         Raises:
             ValueError: this model cannot read a conversation, more tokens are asked for than it has positions, or vLLM failed.
         """
-        generation = self.codec.generation.model_copy(
-            update={
-                field: value
-                for field, value in (
-                    ("temperature", request.temperature),
-                    ("max_response_tokens", request.max_tokens),
-                )
-                if value is not None
-            }
+        generation = generation_with(
+            self.codec.generation, temperature=request.temperature, max_tokens=request.max_tokens
         )
         codec = replace(self.codec, generation=generation)
         with self._bounds(TEMPLATE_SECONDS):
             prompts = encode_conversations(codec, request.conversations)
         self._check_positions(prompts, generation.max_response_tokens)
-        engine = self._engine(codec, longest=max(map(len, prompts)))
-        try:
+        with named_as_options():
+            engine = self._engine(codec, longest=max(map(len, prompts)))
             samples = engine.generate(prompts, count=request.count, seed=request.seed, greedy=request.greedy)
-        except VllmFailed as error:
-            raise ValueError(f"{error}; use --engine loop") from error
         texts = codec.response_texts(samples.responses)
         answers = [
             Answer(
@@ -212,12 +235,13 @@ class OpenedModel:
         )
 
     def _engine(self, codec: Codec, *, longest: int) -> RolloutEngine:
-        """Return the engine; vLLM goes on running while prompts have room in it, and else starts again with more.
+        """Return the engine; vLLM goes on running while prompts have room in it, and else starts again with more. A server keeps its
+        own room, which must suffice.
 
         Args:
             longest: tokens of the longest prompt.
         """
-        if self._engine_name == "loop":
+        if self._rollout.engine == "loop":
             return load_engine(self.policy, codec, limits=PassLimits(rows=AT_ONCE))
         if (
             self._vllm is None
@@ -225,14 +249,15 @@ class OpenedModel:
             or self._room[0] != codec.generation
             or self._room[1] < longest
         ):
-            room = max(codec.generation.max_prompt_tokens, 2 * longest)
+            room = max(
+                codec.generation.max_prompt_tokens, longest if self._rollout.is_served else 2 * longest
+            )
             wider = codec.generation.model_copy(update={"max_prompt_tokens": room})
-            rollout = Sampling(engine="vllm", max_rows=AT_ONCE)
             self._vllm = load_engine(
                 self.policy,
-                replace(codec, generation=wider),
+                replace(codec, generation=wider, scratch=self._scratch),
                 limits=PassLimits(rows=AT_ONCE),
-                rollout=rollout,
+                rollout=self._rollout.model_copy(update={"max_rows": AT_ONCE}),
             )
             self._room = codec.generation, room
         return self._vllm

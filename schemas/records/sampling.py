@@ -9,6 +9,7 @@ from pydantic import Field
 from vantage.schemas.frozen import Frozen
 from vantage.schemas.recipe.fields import Count, Positive
 from vantage.schemas.recipe.inputs import DEFAULT_DATE, Generation
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.recipe.stages_on_data import TrainOn
 
 
@@ -33,8 +34,8 @@ class OpenModel(Frozen):
     """The recipe's ``model.chat``."""
     date: date_type = DEFAULT_DATE
     """The recipe's ``model.date``."""
-    engine: Literal["loop", "vllm"] = "loop"
-    """Engine that samples, one of a recipe's ``rollout.engine``."""
+    rollout: Sampling = Sampling()
+    """The engine that samples, as a recipe's ``rollout`` names it."""
 
 
 class ModelOpened(Frozen):
@@ -47,6 +48,12 @@ class ModelOpened(Frozen):
     """Texts of these tokens."""
     writes_date: bool
     """Whether the chat template writes today's date unless a date is passed; Vantage passes the recipe's ``model.date``."""
+
+
+def generation_with(recipe: Generation, *, temperature: float | None, max_tokens: int | None) -> Generation:
+    """Return the recipe's settings with these in their place; None: the recipe's."""
+    given = {"temperature": temperature, "max_response_tokens": max_tokens}
+    return recipe.model_copy(update={name: value for name, value in given.items() if value is not None})
 
 
 class SampleRequest(Frozen):

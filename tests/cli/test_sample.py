@@ -17,10 +17,12 @@ from click.testing import Result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from tests.support.fake_vllm_server import serving
 from tests.support.small_chat_run import MAX_TOKENS, TEMPERATURE, WORD
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers import sampling_process
 from vantage.cli.main import app
+from vantage.models.builtin import build_builtin
 from vantage.models.folders import load_policy, load_tokenizer
 from vantage.models.prompts import encode_prompts
 from vantage.models.sampling import sample
@@ -300,3 +302,62 @@ def test_an_engine_that_is_not_installed_is_refused_with_the_remedy(tmp_path: Pa
     assert "--engine=vllm needs the package vllm, which is not installed" in message
     assert "or leave --engine out" in message
     assert CliRunner().invoke(app, [*command, "others"]).exit_code == 2, "a wrong use of the command"
+
+
+@pytest.mark.usefixtures("model_threads")
+def test_a_server_samples_in_place_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy answers equal those of the loop, at the temperature and length of the options."""
+    monkeypatch.setenv("SAMPLER_KEY", "secret")
+    build_builtin("tiny", tmp_path / "model", seed=0)
+    (tmp_path / "weights").mkdir()
+    command = ["sample", str(tmp_path / "model"), "1+1?", "2+2?", "--greedy", "--max-tokens", "5", "--json"]
+    command += ["--workspace", str(tmp_path)]
+    with serving(tmp_path / "model", key="secret") as [server]:
+        options = ["--api-key-variable", "SAMPLER_KEY", "--weights-folder", str(tmp_path / "weights")]
+        found = told(CliRunner().invoke(app, [*command, "--url", server.url, *options]))
+        assert len(server.seen.seeds) == 2
+        assert len(server.seen.versions) == 2, "one update, before and after: with the options' length"
+    expected = told(CliRunner().invoke(app, command))
+    assert texts_in(found) == texts_in(expected)
+
+
+def texts_in(shown: Any) -> list[str]:
+    return [answer["text"] for prompt in shown["prompts"] for answer in prompt["answers"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--url", "http://localhost:1", "--against", "builtin:nano"],
+            "--against=builtin:nano asks a second model, and servers hold the weights of one at a time; leave --against or --url out",
+        ),
+        (
+            ["--url", "http://localhost:1", "--url", "localhost:8000"],
+            "--url=localhost:8000 is no address of a server; write http://HOST:PORT",
+        ),
+        (
+            ["--url", "http://localhost:1", "--url", "http://localhost:1"],
+            "--url names a server twice; name each once",
+        ),
+        (
+            ["--api-key-variable", "KEY"],
+            "--api-key-variable=KEY is about servers that sample; add --url ADDRESS",
+        ),
+        (
+            ["--weights-folder", "/weights"],
+            "--weights-folder=/weights is about servers that sample; add --url ADDRESS",
+        ),
+        (
+            ["--url", "http://localhost:1", "--api-key-variable", "my-key"],
+            "--api-key-variable=my-key is no name of a variable; name the variable that holds the key",
+        ),
+    ],
+)
+def test_servers_that_cannot_sample_are_refused_before_a_model_is_loaded(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_process, "open_model", lambda *_, **__: pytest.fail("it was loaded"))
+    done = CliRunner().invoke(app, ["sample", "builtin:tiny", "1+1?", "--workspace", str(tmp_path), *options])
+    assert done.exit_code == ExitCode.BAD_INPUT, done.output
+    assert f"vantage: {message}" in " ".join(done.stderr.split())

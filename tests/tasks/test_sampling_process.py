@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support import fake_vllm
+from tests.support.fake_vllm_server import FakeServer, serving
 from tests.support.small_chat_run import chat_tokenizer
 from vantage.models.adapters import Adaptation, add_adapters, write_adapters
 from vantage.models.builtin import build_builtin
@@ -20,8 +21,10 @@ from vantage.models.folders import load_policy, load_tokenizer, save_tokenizer
 from vantage.models.prompts import encode_prompts
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.lora import Lora
+from vantage.schemas.recipe.rollout import Sampling
 from vantage.schemas.records.sampling import OpenModel, SampleRequest, Turn
 from vantage.tasks.data.examples import Codec
+from vantage.tasks.rollout import remote_engine
 from vantage.tasks.sampling_process import OpenedModel, bounded, encode_conversations
 
 
@@ -127,7 +130,7 @@ def test_vllm_answers_as_the_loop_and_starts_again_only_for_longer_prompts(
     for folder, base in (("whole", None), ("adapters", tmp_path / "whole")):
         opening = OpenModel(folder=tmp_path / folder, base=base, generation=generation)
         loop = OpenedModel(opening, tmp_path)
-        by_vllm = OpenedModel(opening.model_copy(update={"engine": "vllm"}), tmp_path)
+        by_vllm = OpenedModel(opening.model_copy(update={"rollout": Sampling(engine="vllm")}), tmp_path)
         starts = faults.starts
         for texts in (("1+1?", "2-1?"), ("1+1+1?",), ("1+" * 9 + "1?",)):
             expected = asked(loop, *texts, count=2, greedy=True)
@@ -143,7 +146,9 @@ def test_vllm_that_is_missing_or_fails_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_builtin("tiny", tmp_path, seed=1)
-    opening = OpenModel(folder=tmp_path, engine="vllm", generation=Generation(max_response_tokens=12))
+    opening = OpenModel(
+        folder=tmp_path, rollout=Sampling(engine="vllm"), generation=Generation(max_response_tokens=12)
+    )
     with monkeypatch.context() as patch:
         patch.setattr("vantage.tasks.sampling_process.find_spec", lambda name: None)
         with pytest.raises(ValueError, match="--engine=vllm needs the package vllm.*or leave --engine out"):
@@ -152,3 +157,98 @@ def test_vllm_that_is_missing_or_fails_is_refused_with_the_remedy(
     faults.failing_starts = {1}
     with pytest.raises(ValueError, match=r"could not start: start 1 is broken; use --engine loop"):
         asked(OpenedModel(opening, tmp_path), "1+1?")
+
+
+def served(folder: Path, servers: list[FakeServer], **given: Any) -> OpenModel:
+    """Return the first line that names a model, and servers that sample from it."""
+    rollout = Sampling(engine="vllm", url=tuple(each.url for each in servers), **given)
+    generation = Generation(max_prompt_tokens=8, max_response_tokens=12)
+    return OpenModel(folder=folder, rollout=rollout, generation=generation)
+
+
+def test_servers_answer_as_the_loop_from_weights_that_they_get_once(tmp_path: Path) -> None:
+    """Greedy answers, also to a prompt that is longer than the recipe's; servers had other weights before."""
+    build_builtin("tiny", tmp_path / "model", seed=1)
+    with serving(tmp_path / "model", replicas=2) as servers:
+        opening = served(tmp_path / "model", servers)
+        loop = OpenedModel(opening.model_copy(update={"rollout": Sampling()}), tmp_path)
+        by_servers = OpenedModel(opening, tmp_path)
+        assert by_servers.describe() == loop.describe()
+        given = [list(server.seen.versions) for server in servers]
+        assert all(given), "before anything is asked"
+        for texts in (("1+1?", "2-1?"), ("1+2?",)):
+            expected, found = (
+                asked(each, *texts, count=2, greedy=True, temperature=1.0, max_tokens=12)
+                for each in (loop, by_servers)
+            )
+            assert [text for text, _ in found] == [text for text, _ in expected]
+            assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-3)
+        assert [server.seen.versions for server in servers] == given
+        assert sum(len(server.seen.seeds) for server in servers) == 6
+        long = "1+" * 9 + "1?"
+        assert [text for text, _ in asked(by_servers, long, greedy=True)] == [
+            text for text, _ in asked(loop, long, greedy=True)
+        ]
+
+
+def test_a_server_of_another_model_is_refused_before_it_is_asked(tmp_path: Path) -> None:
+    for size in ("tiny", "nano"):
+        build_builtin(size, tmp_path / size, seed=1)
+    with serving(tmp_path / "nano") as servers:
+        model = OpenedModel(served(tmp_path / "tiny", servers), tmp_path)
+        with pytest.raises(ValueError, match=r"^--url: http://.* which is another model than the policy"):
+            model.describe()
+        assert not servers[0].seen.versions
+        assert not servers[0].seen.seeds
+
+
+def test_a_server_with_another_tokenizer_is_refused_before_it_is_asked(tmp_path: Path) -> None:
+    build_builtin("tiny", tmp_path / "model", seed=1)
+    with serving(tmp_path / "model") as servers:
+        servers[0].tokenizer = chat_tokenizer()
+        with pytest.raises(ValueError, match=r"^--url: http://.* with another tokenizer than the policy's"):
+            OpenedModel(served(tmp_path / "model", servers), tmp_path).describe()
+        assert not servers[0].seen.versions
+
+
+def test_servers_are_asked_with_the_key_and_read_the_weights_of_the_given_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_builtin("tiny", tmp_path / "model", seed=1)
+    (tmp_path / "weights").mkdir()
+    with serving(tmp_path / "model", key="secret") as servers:
+        opening = served(
+            tmp_path / "model",
+            servers,
+            api_key_variable="SAMPLER_KEY",
+            weights_folder=str(tmp_path / "weights"),
+        )
+        with pytest.raises(
+            ValueError, match=r"^--api-key-variable=SAMPLER_KEY names a variable that is not set"
+        ):
+            OpenedModel(opening, tmp_path).describe()
+        monkeypatch.setenv("SAMPLER_KEY", "secret")
+        model = OpenedModel(opening, tmp_path)
+        model.describe()
+        assert len(asked(model, "1+1?", count=3)) == 3
+        [folder] = servers[0].seen.folders
+    assert Path(folder).is_relative_to(tmp_path / "weights")
+    assert not list((tmp_path / "weights").rglob("*.safetensors")), (
+        "they are removed when the servers have them"
+    )
+
+
+def test_a_server_that_does_not_answer_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_engine, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(remote_engine, "PATIENCE_SECONDS", 0.2)
+    build_builtin("tiny", tmp_path / "model", seed=1)
+    with serving(tmp_path / "model") as servers:
+        opening = served(tmp_path / "model", servers)
+    model = OpenedModel(opening, tmp_path)
+    model.describe()
+    with pytest.raises(
+        ValueError, match=r"no server of --url could sample .*; start one, or leave --url out"
+    ):
+        asked(model, "1+1?")
