@@ -79,7 +79,6 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Results:
     "name",
     [
         "dpo",
-        "rollout_collection",
         *slow(
             "dpo: collected responses",
             "reward_model: rankings",

@@ -132,6 +132,12 @@ def responses_in(folder: Path) -> list[Any]:
     ]
 
 
+def logprobs_in(folder: Path) -> list[list[float]]:
+    """Return the log-probabilities of every collected response, in their order."""
+    tables = [pa.ipc.open_file(str(file)).read_all() for file in sorted(folder.glob("*.arrow"))]
+    return [row for table in tables for row in table.column("sampler_logprobs").to_pylist()]
+
+
 @pytest.mark.parametrize("kind", STAGES)
 def test_what_is_sampled_side_by_side_has_room_and_is_what_it_would_be_one_by_one(
     kind: str, wide: Pipeline, tmp_path: Path, drawn: list[Drawn], monkeypatch: pytest.MonkeyPatch
@@ -163,6 +169,9 @@ def test_what_is_sampled_side_by_side_has_room_and_is_what_it_would_be_one_by_on
     expected = responses_in(plain.output)
     assert sum(map(len, expected)) > 100
     assert responses_in(whole.output) == responses_in(cut.output) == expected
+    for found_here in (whole, cut):
+        for few, many in zip(logprobs_in(plain.output), logprobs_in(found_here.output), strict=True):
+            assert many == pytest.approx(few, abs=1e-5), "but for rounding"
 
 
 def unequal_models(folder: Path, wide: Pipeline, **changes: object) -> StageJob:
