@@ -25,11 +25,13 @@ def fit_to_memory(
         taken: the memory that the stage's passes need.
         other: role of a model that is measured after the stage's first one; see ``found_limits``.
     """
-    found = found_limits(job, taken, device=device, other=other)
+    is_here = isinstance(engine, LocalEngine)  # another kind has memory of its own
+    measured = taken if is_here else replace(taken, sampler=None)
+    found = found_limits(job, measured, device=device, other=other)
     if found is None:
         return engine, job
     fitting = within_memory(job, found)
-    if isinstance(engine, LocalEngine):  # another kind has memory of its own
+    if isinstance(engine, LocalEngine):
         given, rows = job.work.microbatch_tokens, job.work.rollout.max_rows
         most = sampling_limits(fitting.work.pass_limits, found, given=given, rows=rows)
         engine = replace(engine, limits=most)

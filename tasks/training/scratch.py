@@ -97,7 +97,11 @@ def describe_found(scratch: Path) -> str | None:
     found = _read(scratch)
     if found is None:
         return None
-    others = [f"; {role}: {limits.described_sampling}" for role, limits in found.others.items()]
+    others = [
+        f"; {role}: {limits.described_sampling}"
+        for role, limits in found.others.items()
+        if limits.sampled_tokens is not None
+    ]
     return "".join([found.limits.described, *others])
 
 

@@ -24,7 +24,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks import policy_optimization
 from vantage.tasks.data.examples import read_prompts
 from vantage.tasks.rollout import ahead as ahead_engine
-from vantage.tasks.rollout import rollout_models
+from vantage.tasks.rollout import fitting_engine
 from vantage.tasks.rollout.ahead import AheadEngine
 from vantage.tasks.rollout.engine import LocalEngine
 from vantage.tasks.stages import run_stage
@@ -319,7 +319,7 @@ def test_memory_is_found_for_a_sampler_beside_the_training(
 ) -> None:
     job = job_in(tmp_path, "grpo", pipeline, rollout={"ahead": ahead}, iterations=1, validate_every=1)
     taken: list[Any] = []
-    monkeypatch.setattr(rollout_models, "found_limits", lambda _, of, **__: taken.append(of))
+    monkeypatch.setattr(fitting_engine, "found_limits", lambda _, of, **__: taken.append(of))
     run_stage(job)
     assert [each.sampler.beside_training for each in taken] == [bool(ahead)]
 

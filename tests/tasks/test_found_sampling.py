@@ -27,7 +27,7 @@ from vantage.tasks import evaluation
 from vantage.tasks.rewards import scoring
 from vantage.tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from vantage.tasks.rollout import judging, rollouts
-from vantage.tasks.rollout.engine import LocalEngine
+from vantage.tasks.rollout.engine import LocalEngine, SamplesWhenAsked
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training import memory_meter
 from vantage.tasks.training.scratch import describe_found, read_found
@@ -307,6 +307,29 @@ def test_the_teacher_of_a_distillation_has_limits_of_its_own(
     assert teacher.sampled_tokens > student.tokens
     seen = limits_of(drawn)
     assert set(seen) == {PassLimits(tokens=each.sampled_tokens) for each in (student, teacher)}
+
+
+class Elsewhere(SamplesWhenAsked):
+    """An engine that samples where no meter looks."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.generate, self.take_weights = engine.generate, engine.take_weights
+
+
+def test_sampling_is_not_measured_where_another_engine_does_it(
+    wide: Pipeline, tmp_path: Path, drawn: list[Drawn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The passes that read are; the provenance names no number of responses."""
+    load = evaluation.load_engine
+    monkeypatch.setattr(evaluation, "load_engine", lambda *given, **named: Elsewhere(load(*given, **named)))
+    job = unequal_models(tmp_path, wide, microbatch_size=8)
+    with memory(10**7, monkeypatch):
+        run_stage(job)
+    found = read_found(job.scratch)
+    assert found is not None
+    assert found.sampled_tokens is None
+    assert describe_found(job.scratch) == f"found: passes of at most {found.tokens:,} positions"
+    assert {each.rows for each in limits_of(drawn)} == {8}
 
 
 @pytest.mark.slow
