@@ -1,5 +1,6 @@
 """Turn rows of text into token ids for the stages' networks."""
 
+import copy
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,12 @@ class Codec:
     def stop_strings(self) -> StopStrings | None:
         """Texts that end a sampled response; None: there are none."""
         return StopStrings(self.tokenizer, self.generation.stop) if self.generation.stop else None
+
+    @cached_property
+    def apart(self) -> "Codec":
+        """The same codec for another thread. A tokenizer is none for two: how it reads special tokens is a state of it, which each
+        call may change."""
+        return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
 
     def response_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
         """Return sampled responses as text for people, verifiers and judges: up to the first stop string."""

@@ -2,6 +2,9 @@
 
 It is in the stage's scratch folder, one line for each answer, and only grows. A kill may leave a part of the last line,
 which the next attempt removes. Every line carries the digest of its question, so a damaged one is found, and left out.
+
+Answers to questions that were begun before their scores were wanted lie in a second file until they are read: a stage that ends
+early never reads some of them, and how many had come by then is chance.
 """
 
 import logging
@@ -9,12 +12,13 @@ import os
 import threading
 from collections.abc import Iterator
 from functools import cache
+from io import FileIO
 from pathlib import Path
 
 from vantage.ledger.journal import end_of_last_line
 from vantage.schemas.records.stored_answers import AnsweredBy, Asked, StoredAnswer, read_answer
 from vantage.storage.durable_files import make_folder, sync_folder
-from vantage.tasks.training.scratch import ANSWERS
+from vantage.tasks.training.scratch import ANSWERS, BEGUN_ANSWERS
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +29,15 @@ class AnswerFile:
     def __init__(self, path: Path) -> None:
         """Read the answers that are there, and remove an incomplete last line."""
         self.path = path
-        is_new = not path.exists()
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the stage works
-        if is_new:
-            sync_folder(path.parent)
-        self._end = end_of_last_line(self._file.fileno())
-        os.ftruncate(self._file.fileno(), self._end)
+        self._lines = _Lines(path)
         # Servers that are asked while responses are sampled answer in threads of their own.
         self._lock = threading.Lock()
+        self.scoring = threading.RLock()
+        """Held while scores are read, and while questions are begun, which another thread may do."""
         self.begun: set[str] = set()
         """Digests of questions that are under way while responses are sampled; no other term asks them too."""
+        self._unread: dict[Asked, StoredAnswer] = {}
+        """Answers to questions that were begun, and that nobody has read yet."""
         self._answers: dict[Asked, tuple[str, int, int]] = {}
         self._cut_off: set[Asked] = set()
         self._refused: set[Asked] = set()
@@ -44,6 +47,14 @@ class AnswerFile:
         self._tokens_of: dict[AnsweredBy, tuple[int, int]] = {}
         for answer in _replies_in(path):
             self._keep(answer)
+        self._begun_lines: _Lines | None = None
+        if self._begun_path.exists():
+            for answer in _replies_in(self._begun_path):
+                self._keep(answer, is_read=False)
+
+    @property
+    def _begun_path(self) -> Path:
+        return self.path.with_name(BEGUN_ANSWERS)
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -69,7 +80,7 @@ class AnswerFile:
         return asked not in self._uncounted
 
     def number_of(self, question: str) -> int:
-        """Return how many answers to a question are there."""
+        """Return how many answers to a question were read."""
         return self._number_of.get(question, 0)
 
     def tokens_of(self, asked: AnsweredBy) -> tuple[int, int]:
@@ -84,30 +95,54 @@ class AnswerFile:
         """
         with self._lock:
             if answer.is_broken or answer.asked_as not in self._answers:
-                self._write(answer)
+                self._lines.write(answer)
+                self._keep(answer)
 
-    def _write(self, answer: StoredAnswer) -> None:
-        data = answer.line().encode() + b"\n"
-        written = self._file.write(data)
-        if written != len(data):
-            os.ftruncate(self._file.fileno(), self._end)
-            raise OSError(f"{self.path}: only {written} of {len(data)} bytes of an answer could be written")
-        self._end += len(data)
-        self._keep(answer)
+    def add_begun(self, answer: StoredAnswer) -> None:
+        """Do what ``add`` does with the answer to a question that was begun; it is none of the stage's until it is read."""
+        if answer.is_broken:
+            self.add(answer)
+            return
+        with self._lock:
+            if answer.asked_as not in self._answers:
+                if self._begun_lines is None:
+                    self._begun_lines = _Lines(self._begun_path)
+                self._begun_lines.write(answer)
+                self._keep(answer, is_read=False)
+
+    def note_read(self, asked: Asked) -> None:
+        """Make an answer one of the stage's: its scores are read."""
+        with self._lock:
+            answer = self._unread.get(asked)
+            if answer is not None:
+                self._lines.write(answer)
+                del self._unread[asked]
+                self._number_of[answer.question] = self.number_of(answer.question) + 1
 
     def sync(self) -> None:
         """Wait until all answers are on the disk."""
-        os.fsync(self._file.fileno())
+        self._lines.sync()
+        with self._lock:
+            if self._begun_lines is not None and self._unread:
+                self._begun_lines.sync()
+            elif self._begun_lines is not None:
+                self._begun_lines.clear()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        self._lines.close()
+        if self._begun_lines is not None:
+            self._begun_lines.close()
 
-    def _keep(self, answer: StoredAnswer) -> None:
+    def _keep(self, answer: StoredAnswer, *, is_read: bool = True) -> None:
         if answer.is_broken:
             self._count(answer)
         elif answer.asked_as not in self._answers:
             self._keep_new(answer)
+            if is_read:
+                self._number_of[answer.question] = self.number_of(answer.question) + 1
+            else:
+                self._unread[answer.asked_as] = answer
 
     def _keep_new(self, answer: StoredAnswer) -> None:
         self._answers[answer.asked_as] = (answer.answer, answer.question_tokens, answer.answer_tokens)
@@ -119,7 +154,6 @@ class AnswerFile:
             self._answering.add(answer.answered_by)
         if not answer.is_counted:
             self._uncounted.add(answer.answered_by)
-        self._number_of[answer.question] = self._number_of.get(answer.question, 0) + 1
         self._count(answer)
 
     def _count(self, answer: StoredAnswer) -> None:
@@ -129,6 +163,42 @@ class AnswerFile:
             questions + answer.question_tokens,
             answers + answer.answer_tokens,
         )
+
+
+class _Lines:
+    """A file that gets one line for each answer."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, and remove an incomplete last line."""
+        self._path = path
+        is_new = not path.exists()
+        self._file: FileIO = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the stage works
+        if is_new:
+            sync_folder(path.parent)
+        self._end = end_of_last_line(self._file.fileno())
+        os.ftruncate(self._file.fileno(), self._end)
+
+    def write(self, answer: StoredAnswer) -> None:
+        """Add a line; if it does not fit on the disk, nothing is left of it."""
+        data = answer.line().encode() + b"\n"
+        written = self._file.write(data)
+        if written != len(data):
+            os.ftruncate(self._file.fileno(), self._end)
+            raise OSError(f"{self._path}: only {written} of {len(data)} bytes of an answer could be written")
+        self._end += len(data)
+
+    def clear(self) -> None:
+        """Remove all lines."""
+        os.ftruncate(self._file.fileno(), 0)
+        self._end = 0
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 @cache

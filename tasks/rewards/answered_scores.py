@@ -72,7 +72,9 @@ class AnsweredScores:
             server, form, path=self._path, has_answered=self._has_answered if keeps_refusals else None
         )
         self._begun: set[str] = set()
-        """Digests of questions that were begun while responses were sampled."""
+        """Digests of questions that were begun before their scores were wanted, and for which nobody has waited."""
+        self._uncounted: set[str] = set()
+        """Digests of such questions whose scores nobody has read."""
         self._failed_before = 0
 
     def __call__(self, given: Responses) -> Tensor:
@@ -83,58 +85,70 @@ class AnsweredScores:
             UnreadableAnswer: an answer cannot be read, and the recipe has no number for that.
             BudgetSpent: more questions would exceed the recipe's budget.
         """
-        self._finish()
         cases = list(zip(given.prompts, given.responses, given.answers, strict=True))
         table = torch.zeros(len(cases), len(self._names), dtype=torch.float64)
         if ranks.rank() == 0:
-            scores = self._scores(list(dict.fromkeys(cases)))
+            answers = answer_file(self._scratch)
+            with answers.scoring:
+                self._finish(answers)
+                scores = self._scores(list(dict.fromkeys(cases)), answers)
             rows = [[scores[case][name] for name in self._names] for case in cases]
             table = torch.tensor(rows, dtype=torch.float64).view_as(table)
         table = ranks.total(table).float().to(given.device)
         return table if self._server.score_names else table.squeeze(1)
 
     def begin(self, cases: Sequence[Case]) -> None:
-        """Ask about responses while others are sampled; their scores are read later. Only the first rank asks."""
+        """Ask about responses before their scores are wanted, also from another thread. Only the first rank asks."""
         if ranks.rank() != 0:
             return
         answers = answer_file(self._scratch)
         asked = [dict(each) for case in dict.fromkeys(cases) for each in self._questions(case)]
         by_digest = {question_digest(each): each for each in asked}
-        new = [
-            Question(each, digest, 0)
-            for digest, each in by_digest.items()
-            if digest not in answers.begun and answers.answer(Asked(digest, 0)) is None
-        ]
-        self._begun |= {question.digest for question in new}
-        answers.begun |= self._begun
-        self._asking.begin(new, keep=answers.add, may_go_on=lambda: self._require_budget(answers))
+        with answers.scoring:
+            new = [
+                Question(each, digest, 0)
+                for digest, each in by_digest.items()
+                if digest not in answers.begun and answers.answer(Asked(digest, 0)) is None
+            ]
+            digests = {question.digest for question in new}
+            self._begun |= digests
+            self._uncounted |= digests
+            answers.begun |= digests
+            self._asking.begin(new, keep=answers.add_begun, may_go_on=lambda: self._require_budget(answers))
 
     def give_up(self) -> None:
         """Ask nothing more of what was begun."""
-        self._asking.give_up()
-        answer_file(self._scratch).begun -= self._begun
-        self._begun = set()
+        if ranks.rank() != 0:
+            return
+        answers = answer_file(self._scratch)
+        with answers.scoring:
+            self._asking.give_up()
+            answers.begun -= self._begun
+            self._begun, self._uncounted = set(), set()
 
-    def _finish(self) -> None:
+    def _finish(self, answers: AnswerFile) -> None:
         """Wait for what was begun.
 
         Raises:
-            JudgeUnavailable, JudgeRefused, BudgetSpent: as asking does.
+            JudgeRefused, BudgetSpent: as asking does.
+            JudgeUnavailable: as asking does, from now on; see ``Asking.finish``.
         """
         if not self._begun:
             return
         begun, self._begun = self._begun, set()
-        failed = self._failed_before
         try:
             self._asking.finish()
         finally:
-            answers = answer_file(self._scratch)
             answers.begun -= begun
             answers.sync()
-            self._failed_before = self._asking.failed_calls
-            answer_record.note_asked(len(begun), failed_calls=self._asking.failed_calls - failed)
+            self._note_asked(0)
 
-    def _scores(self, cases: Sequence[Case]) -> dict[Case, Named]:
+    def _note_asked(self, count: int) -> None:
+        """Count questions that were asked, and the requests that have failed since the last call."""
+        failed, self._failed_before = self._failed_before, self._asking.failed_calls
+        answer_record.note_asked(count, failed_calls=self._failed_before - failed)
+
+    def _scores(self, cases: Sequence[Case], answers: AnswerFile) -> dict[Case, Named]:
         asked = {case: [dict(each) for each in self._questions(case)] for case in cases}
         digests = {case: [question_digest(each) for each in questions] for case, questions in asked.items()}
         by_digest = {
@@ -142,7 +156,7 @@ class AnsweredScores:
             for case, questions in asked.items()
             for digest, each in zip(digests[case], questions, strict=True)
         }
-        read = self._read_all(by_digest)
+        read = self._read_all(by_digest, answers)
         return {case: self._of_response([read[digest] for digest in digests[case]]) for case in cases}
 
     def _of_response(self, read: Sequence[Named | None]) -> Named:
@@ -156,11 +170,16 @@ class AnsweredScores:
             return self._joined(found)
         return dict.fromkeys(self._names, float(self._server.unreadable))
 
-    def _read_all(self, asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Named | None]:
+    def _read_all(
+        self, asked: Mapping[str, Mapping[str, Any]], answers: AnswerFile
+    ) -> dict[str, Named | None]:
         """Return the scores in the answers to these questions, None for those that cannot be read; those without a readable answer are
         asked, again where needed."""
-        answers = answer_file(self._scratch)
         most = {digest: self._most(answers.number_of(digest)) for digest in asked}
+        # Their number belongs to this step, whenever they were asked; those without an answer are counted where they are asked again.
+        begun = {digest for digest in self._uncounted & asked.keys() if answers.answer(Asked(digest, 0))}
+        self._uncounted -= asked.keys()
+        self._note_asked(len(begun))
         waiting, time, read = list(asked), 0, dict[str, Named | None]()
         while waiting:
             new = [
@@ -173,17 +192,17 @@ class AnsweredScores:
                 digest for digest in waiting if not self._is_read(digest, time, most[digest], answers, read)
             ]
             time += 1
+        if begun:
+            answers.sync()
         return read
 
     def _ask(self, new: Sequence[Question], answers: AnswerFile) -> None:
-        failed = self._asking.failed_calls
         try:
             self._asking.ask(new, keep=answers.add, may_go_on=lambda: self._require_budget(answers))
         finally:
             if new:
                 answers.sync()
-            self._failed_before = self._asking.failed_calls
-            answer_record.note_asked(len(new), failed_calls=self._asking.failed_calls - failed)
+            self._note_asked(len(new))
 
     def _is_read(
         self, digest: str, time: int, most: int, answers: AnswerFile, read: dict[str, Named | None]
@@ -192,6 +211,7 @@ class AnsweredScores:
         found = answers.answer(Asked(digest, time))
         assert found is not None
         text, *tokens = found
+        answers.note_read(Asked(digest, time))
         answer_record.note_answer(tokens, cost=self._cost(tokens))
         try:
             if answers.is_refused(Asked(digest, time)):

@@ -221,12 +221,16 @@ class Asking:
     def finish(self) -> None:
         """Wait for the answers to all questions that were begun.
 
+        Those that found no server before now stay without an answer: it may answer by now, and ``ask`` gives it its time.
+
         Raises:
             JudgeUnavailable, JudgeRefused: see ``ask``.
         """
         begun, self._begun = self._begun, []
         try:
             for number, asked in enumerate(begun):
+                if asked.done() and isinstance(asked.exception(), JudgeUnavailable):
+                    return  # those behind it have the same error
                 while not wait([asked], timeout=_LOOK_SECONDS).done:
                     progress.phase(self._phase, number, len(begun))
                 asked.result()

@@ -12,6 +12,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import Counter, defaultdict, deque
@@ -101,6 +102,10 @@ class VerifierProcess:
         self._running: _Running | None = None
         self._begun: list[Case] = []
         """Asked about, and not answered yet, in that order."""
+        self._known: defaultdict[Case, deque[Verdict]] = defaultdict(deque)
+        """Verdicts on cases that were begun for others than those who have asked since."""
+        # A thread begins cases beside the one that wants verdicts; a request and its reply must not be taken apart.
+        self._turn = threading.RLock()
 
     def __call__(self, prompt: str, response: str, answer: str | None) -> Verdict:
         """Return the verdict; see ``verdicts``."""
@@ -116,11 +121,11 @@ class VerifierProcess:
         """
         if not cases:
             return []
-        with self._killed_when_anything_breaks_off():
+        with self._turn, self._killed_when_anything_breaks_off():
             running = self._started()
-            known: dict[Case, deque[Verdict]] = defaultdict(deque)
             begun, self._begun = self._begun, []
-            others = _without(cases, begun)
+            there = [case for case, verdicts in self._known.items() for _ in verdicts]
+            others = _without(cases, [*there, *begun])
             if others:
                 running.ask(others)
             asked = [*begun, *others]
@@ -130,18 +135,23 @@ class VerifierProcess:
                 verdict = self._verdict(running, case, seconds=seconds)
                 if verdict is None:  # the process has ended over this response, which is wrong
                     running = self._restarted(asked[number + 1 :])
-                known[case].append(False if verdict is None else verdict)
+                self._known[case].append(False if verdict is None else verdict)
             running.look(0.0)  # what it has printed
-            return [known[case].popleft() for case in cases]
+            found = [self._known[case].popleft() for case in cases]
+            for case in set(cases):
+                if not self._known[case]:
+                    del self._known[case]
+            return found
 
     def begin(self, cases: Sequence[Case]) -> None:
-        """Begin cases whose verdicts are wanted later; does not wait for the process.
+        """Begin cases whose verdicts are wanted later; does not wait for the process that runs.
 
-        A function that takes a whole batch is asked about all cases later, by ``verdicts``.
+        A function that takes a whole batch is asked about all cases later, by ``verdicts``. Another thread than the one that asks
+        for verdicts may call this while the process runs, and not start it: the process ends with the thread that started it.
         """
         if not cases:
             return
-        with self._killed_when_anything_breaks_off():
+        with self._turn, self._killed_when_anything_breaks_off():
             running = self._started()
             if running.takes_batch:
                 return
@@ -151,9 +161,22 @@ class VerifierProcess:
 
     def keep_up(self) -> None:
         """Send more of the cases that were begun, as far as the process takes them."""
-        if self._begun and self._running is not None:
-            with self._killed_when_anything_breaks_off():
-                self._running.look(0.0)
+        with self._turn:
+            if self._begun and self._running is not None:
+                with self._killed_when_anything_breaks_off():
+                    self._running.look(0.0)
+
+    def give_up(self) -> None:
+        """Forget the cases that were begun; the process ends if it has not judged all of them, since it would go on with them."""
+        with self._turn:
+            self._known.clear()
+            if self._begun:
+                self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has been started and not ended."""
+        return self._running is not None
 
     @property
     def takes_batch(self) -> bool:

@@ -28,6 +28,7 @@ from vantage.tasks.rollout.engine import (
     SamplesBeside,
     of_all_ranks,
 )
+from vantage.tasks.rollout.listening_beside import ListeningBeside
 from vantage.tasks.training import engine_record, progress, ranks
 from vantage.tasks.training.phase_seconds import of_process
 
@@ -57,6 +58,8 @@ class _Begun:
     seconds: float = 0.0
     """Time that the thread took."""
     thread: threading.Thread | None = None
+    listening: ListeningBeside | None = None
+    """Passes this rank's responses on while others are sampled, and afterwards; None: nobody listens."""
 
 
 class _LocalCopy:
@@ -75,10 +78,17 @@ class _LocalCopy:
         """See ``SamplesBeside``; nothing is kept for a failure."""
 
     def sample_own(
-        self, repeated: list[list[int]], mine: slice, *, seed: int, on_token: Callable[[int, int], None]
+        self,
+        repeated: list[list[int]],
+        mine: slice,
+        *,
+        seed: int,
+        on_token: Callable[[int, int], None],
+        listener: Listener | None,
     ) -> Samples:
         """See ``SamplesBeside``."""
-        return self._copy.sample_own(repeated, mine, seed=seed, on_token=on_token)
+        on_batch = None if listener is None else listener.sampled
+        return self._copy.sample_own(repeated, mine, seed=seed, on_token=on_token, on_batch=on_batch)
 
 
 class AheadEngine:
@@ -118,6 +128,7 @@ class AheadEngine:
         self._is_stopped.set()
         if self._begun is not None and self._begun.thread is not None:
             self._begun.thread.join()
+        self._forget_begun()
         self._set_beside_another(False)
         self._now.__exit__(kind, error, trace)
 
@@ -128,9 +139,16 @@ class AheadEngine:
         else:
             self._now.take_weights(weights)
 
-    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
-        """Begin to sample from the present policy, in parallel to later changes of the policy."""
-        self._begun = None
+    def begin(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        listener: Listener | None = None,
+    ) -> None:
+        """Begin to sample from the present policy, in parallel to later changes of the policy; see ``RolloutEngine``."""
+        self._forget_begun()
         self._give_late()
         origin = self._beside.hold()
         stream = None
@@ -139,6 +157,8 @@ class AheadEngine:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
         begun = _Begun([prompt for prompt in prompts for _ in range(count)], seed, origin=origin)
+        if listener is not None:
+            begun.listening = ListeningBeside(listener)
         begun.thread = threading.Thread(
             target=self._sample, args=(begun, stream), name="sampling ahead", daemon=True
         )
@@ -154,7 +174,8 @@ class AheadEngine:
         greedy: bool = False,
         listener: Listener | None = None,
     ) -> Samples:
-        """See ``RolloutEngine``. If these responses were begun, they are returned, and the listener is not called."""
+        """See ``RolloutEngine``. If these responses were begun, they are returned: the listener of ``begin`` has received them, and
+        this one does not."""
         begun, repeated = self._begun, [prompt for prompt in prompts for _ in range(count)]
         if begun is None or greedy or (begun.prompts, begun.seed) != (repeated, seed):
             if begun is not None and self._is_shared:
@@ -163,6 +184,8 @@ class AheadEngine:
             self._give_late()
             return self._now.generate(prompts, count=count, seed=seed, greedy=greedy, listener=listener)
         own = self._joined(begun)
+        if begun.listening is not None:
+            begun.listening.stop()
         self._begun, self.took_begun = None, True
         if begun.origin is not None:
             engine_record.note_sampled(digest=begun.origin.digest, gap=begun.origin.gap)
@@ -218,8 +241,15 @@ class AheadEngine:
         try:
             mine = ranks.own(len(begun.prompts))
             with torch.cuda.stream(stream):
-                go_on = partial(self._go_on, begun)
-                begun.own = self._beside.sample_own(begun.prompts, mine, seed=begun.seed, on_token=go_on)
+                begun.own = self._beside.sample_own(
+                    begun.prompts,
+                    mine,
+                    seed=begun.seed,
+                    on_token=partial(self._go_on, begun),
+                    listener=begun.listening,
+                )
+            if begun.listening is not None:
+                begun.listening.ended(range(len(begun.prompts))[mine], begun.own.responses)
             begun.counts, begun.seconds = taken_counts(), time.monotonic() - start
         except _Stopped:
             pass
@@ -230,6 +260,12 @@ class AheadEngine:
         begun.ended = ended
         if self._is_stopped.is_set():
             raise _Stopped
+
+    def _forget_begun(self) -> None:
+        """Drop the responses that were begun, and what was begun with them: nobody will ask for them."""
+        if self._begun is not None and self._begun.listening is not None:
+            self._begun.listening.give_up()
+        self._begun = None
 
     def _set_beside_another(self, is_beside: bool) -> None:
         if isinstance(self._now, LocalEngine):

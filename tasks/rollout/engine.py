@@ -29,6 +29,9 @@ class Listener(Protocol):
     def keep_up(self) -> None:
         """Return at once; it is called before each token that is sampled."""
 
+    def give_up(self) -> None:
+        """Forget what was received: nobody will want to know more of it."""
+
 
 class RolloutEngine(Protocol):
     """Samples from a policy, in this process or another. Inside its context it may sample ahead of what is asked for."""
@@ -45,8 +48,19 @@ class RolloutEngine(Protocol):
     ) -> None:
         """Stop the sampling that was begun."""
 
-    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
-        """Begin to sample responses that ``generate`` will be asked for; an engine that does not sample ahead does nothing."""
+    def begin(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        listener: Listener | None = None,
+    ) -> None:
+        """Begin to sample responses that ``generate`` will be asked for; an engine that does not sample ahead does nothing.
+
+        The listener receives this rank's responses in a thread; what it has not received when ``generate`` returns them, it
+        never does.
+        """
 
     def generate(
         self,
@@ -102,12 +116,14 @@ class SamplesBeside(Protocol):
         *,
         seed: int,
         on_token: Callable[[int, int], None],
+        listener: Listener | None,
     ) -> Samples:
         """Sample one response to each of the prompts at ``mine``, from the weights of ``hold``.
 
         Args:
             on_token: called often with the number of responses that have ended, and of a token; an error that it raises ends the
                 sampling.
+            listener: may receive some of the responses before all are sampled.
         """
 
 
@@ -127,7 +143,14 @@ class SamplesWhenAsked:
     ) -> None:
         """See ``RolloutEngine``; there is nothing to stop."""
 
-    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
+    def begin(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        listener: Listener | None = None,
+    ) -> None:
         """See ``RolloutEngine``; does nothing."""
 
     def tensors(self) -> dict[str, Tensor]:

@@ -231,6 +231,7 @@ class RemoteEngine(SamplesWhenAsked):
         *,
         seed: int,
         on_token: Callable[[int, int], None],
+        listener: Listener | None = None,
     ) -> Samples:
         """See ``SamplesBeside``. A server that loses the weights meanwhile is left out: the policy has others by now. If none has them
         any longer, servers of the stage's only process are started again, and given the files that were kept.
@@ -256,7 +257,7 @@ class RemoteEngine(SamplesWhenAsked):
                 raise EngineUnavailable(
                     f"no server of {self._place} has the weights any longer from which it sampled: {_named(faults) or 'they have others'}"
                 )
-            new = Round(self._sampled, rollout, found, None, show=show)
+            new = Round(self._sampled, rollout, found, listener, show=show)
             new.draw([server for server in holding if server not in failed] or holding)
             self._end_hung(new.faults)
             return new

@@ -14,7 +14,12 @@ from vantage.tasks.data.splits import TEST, TRAIN
 from vantage.tasks.rollout.collected import Collected, read_collected
 from vantage.tasks.rollout.group_sampling import join_scored
 from vantage.tasks.rollout.rollout_models import RolloutModels
-from vantage.tasks.rollout.rollouts import Scored, prompts_of_iteration, sample_and_score
+from vantage.tasks.rollout.rollouts import (
+    Scored,
+    begin_sampling,
+    prompts_of_iteration,
+    sample_and_score,
+)
 from vantage.tasks.training.data_order import DataOrder
 from vantage.tasks.training.found_limits import Taken, longest_response
 from vantage.tasks.training.seeds import derive_seed, stage_seed
@@ -64,9 +69,7 @@ class ResponseSource:
         if not self.models.ahead or iteration + 1 == self.job.work.iterations:
             return
         indices, seed = self._fresh(iteration + 1)
-        self.models.engine.begin(
-            [self.prompts.ids[index] for index in indices], count=self.job.work.samples_per_prompt, seed=seed
-        )
+        begin_sampling(self.models, self.prompts, indices, count=self.job.work.samples_per_prompt, seed=seed)
 
     def for_moments(self) -> Scored:
         """Return one rollout of responses, whose scores define the unit of all scores."""

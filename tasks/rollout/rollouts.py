@@ -184,6 +184,22 @@ def sample_responses(
     )
 
 
+def begin_sampling(
+    models: RolloutModels, prompts: Prompts, indices: Sequence[int], *, seed: int, count: int
+) -> None:
+    """Let the engine begin with the responses that ``sample_and_score`` will be asked for with the same arguments, and what scores
+    them elsewhere with their scores."""
+    repeated = [index for index in indices for _ in range(count)]
+    scorer = models.scorer
+    listener = None if scorer is None else scored_meanwhile(scorer, models.codec, prompts, repeated)
+    models.engine.begin(
+        [prompts.ids[index] for index in indices],
+        count=count,
+        seed=seed,
+        listener=None if listener is None else listener.in_thread(),
+    )
+
+
 def padded(rows: Iterable[Tensor]) -> Tensor:
     """Return rows of any lengths as one (B,T), with 0 after the end of each."""
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

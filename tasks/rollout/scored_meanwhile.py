@@ -1,7 +1,7 @@
 """Let verifiers in processes of their own, and servers, judge responses while the next responses are sampled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vantage.tasks.data.examples import Codec, Prompts
 from vantage.tasks.rewards.answered_scores import AnsweredScores
@@ -41,9 +41,16 @@ class Meanwhile:
             verifier.keep_up()
 
     def give_up(self) -> None:
-        """Ask the servers nothing more, since nobody will read the scores."""
+        """Ask nothing more, since nobody will read the scores."""
+        for verifier in self.verifiers:
+            verifier.give_up()
         for server in self.servers:
             server.give_up()
+
+    def in_thread(self) -> "Meanwhile":
+        """Return what another thread may call: its tokenizer is its own, and it starts no verifier."""
+        running = [verifier for verifier in self.verifiers if verifier.is_running]
+        return replace(self, verifiers=running, codec=self.codec.apart)
 
 
 def scored_meanwhile(

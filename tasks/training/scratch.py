@@ -19,6 +19,8 @@ WATCHED = "watched.json"
 FINISH = "finish.json"
 ANSWERS = "answers.jsonl"
 """Answers of judges and reward servers."""
+BEGUN_ANSWERS = "begun_answers.jsonl"
+"""Such answers whose scores nobody has read yet."""
 DIVERGED_BATCH, DIVERGED_FACTS = "diverged.safetensors", "diverged.json"
 _COMMITTED = "committed.json"
 _FOUND = "found_limits.json"
@@ -28,7 +30,7 @@ FETCHED = "fetched"
 REPORTS = (PROGRESS, JOURNAL, _COMMITTED, WATCHED)
 """Files that observers of an attempt read."""
 
-RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH, ANSWERS)
+RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH, ANSWERS, BEGUN_ANSWERS)
 """Files from which the next attempt resumes, on any machine."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]

@@ -22,6 +22,7 @@ from vantage.tasks.rollout.rollout_models import RolloutModels
 from vantage.tasks.rollout.rollouts import (
     Rollout,
     Scored,
+    begin_sampling,
     prompts_of_iteration,
     sample_and_score,
     scale,
@@ -185,8 +186,10 @@ def begin_next(source: Source, gathered: Gathered, state: PolicyState, *, iterat
     if not source.networks.models.ahead or iteration + 1 == job.work.iterations:
         return
     following = batch_of(job, source.prompts, state.batches + gathered.filled.rounds)
-    source.networks.models.engine.begin(
-        [source.prompts.ids[index] for index in following.indices],
+    begin_sampling(
+        source.networks.models,
+        source.prompts,
+        following.indices,
         count=job.work.algorithm.samples_per_prompt,
         seed=following.seed,
     )

@@ -320,7 +320,9 @@ class GenerateEngine:
     ) -> None:
         return None
 
-    def begin(self, prompts: Sequence[list[int]], *, count: int, seed: int) -> None:
+    def begin(
+        self, prompts: Sequence[list[int]], *, count: int, seed: int, listener: Listener | None = None
+    ) -> None:
         """See ``RolloutEngine``; does nothing."""
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -1025,7 +1025,7 @@ def test_nothing_is_left_of_a_line_that_did_not_fit_on_the_disk(
     lines = (tmp_path / KEPT).read_bytes().splitlines(keepends=True)
     file = answer_file.AnswerFile(tmp_path / "full")
     file.add(read_answer(lines[0]))
-    whole = file._file
+    whole = file._lines._file
 
     class Full:
         """A file on a disk that has room for half of what is written."""
@@ -1036,7 +1036,7 @@ def test_nothing_is_left_of_a_line_that_did_not_fit_on_the_disk(
         def fileno(self) -> int:
             return whole.fileno()
 
-    monkeypatch.setattr(file, "_file", Full())
+    monkeypatch.setattr(file._lines, "_file", Full())
     with pytest.raises(OSError, match="bytes of an answer could be written"):
         file.add(read_answer(lines[1]))
     monkeypatch.undo()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -451,6 +452,58 @@ def test_cases_that_were_begun_are_answered_once_wherever_they_stand(
     verifier.begin([c, a])  # 3 right, 4 wrong
     assert verifier.verdicts([a, b, c, b, a]) == [False, True, True, True, False], "the second b is the fifth"
     assert verifier.verdicts([a]) == [False], "the sixth: nothing is left of what was begun"
+
+
+def test_verdicts_on_what_was_begun_for_others_are_kept_for_them(
+    tmp_path: Path, verifier: VerifierProcess
+) -> None:
+    """Of cases that were begun, some are wanted first, and some never."""
+    define(tmp_path, "seen.append(response); return len(seen) % 2 == 1", before="seen = []")
+    a, b, c, d = (("p", response, None) for response in "abcd")
+    verifier.begin([a, b, a])  # 1 right, 2 wrong, 3 right
+    assert verifier.verdicts([c]) == [False], "the fourth"
+    verifier.begin([d])  # 5 right
+    assert verifier.verdicts([a, d]) == [True, True]
+    verifier.give_up()
+    assert verifier.is_running, "it has judged everything"
+    assert verifier.verdicts([b, a]) == [False, True], "the sixth and the seventh: what was left is forgotten"
+
+
+def test_who_gives_up_waits_for_no_verdict(tmp_path: Path, verifier: VerifierProcess) -> None:
+    """The process would judge for 30 s, and a fault in what nobody wants to know would be the stage's."""
+    define(tmp_path, "if response == 'slow': time.sleep(30)\n    return True", before="import time")
+    assert verifier.verdicts([CASE]) == [True]
+    verifier.begin([("p", "slow", None)] * 3)
+    began = time.monotonic()
+    verifier.give_up()
+    assert not verifier.is_running
+    assert verifier.verdicts([CASE]) == [True]
+    assert time.monotonic() - began < 20
+
+
+def test_a_thread_may_begin_cases_while_another_waits_for_verdicts(
+    tmp_path: Path, verifier: VerifierProcess
+) -> None:
+    """Verdicts are matched with their cases, and each case is judged once."""
+    define(
+        tmp_path,
+        "seen.append(response)\n    return len(seen) == len(set(seen)) and int(response) % 3 == 0",
+        before="seen = []",
+    )
+    verifier.verdicts([("p", "-3", None)])
+    rows = [("p", str(number), None) for number in range(600)]
+
+    def begin() -> None:
+        for place in range(0, 300, 10):
+            verifier.begin(rows[place : place + 10])
+            verifier.keep_up()
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    found = [verifier.verdicts(rows[place : place + 20]) for place in range(300, 600, 20)]
+    thread.join()
+    assert [right for part in found for right in part] == [number % 3 == 0 for number in range(300, 600)]
+    assert verifier.verdicts(rows[:300]) == [number % 3 == 0 for number in range(300)]
 
 
 def test_what_the_pipe_has_no_room_for_is_sent_later(tmp_path: Path, verifier: VerifierProcess) -> None:

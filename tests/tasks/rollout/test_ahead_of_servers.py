@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,6 +68,46 @@ def test_what_was_begun_comes_from_the_weights_of_before(pipeline: Any, servers:
     recorded = engine_metrics()
     assert recorded["sampled_weights"] == int(held[0].split("-")[1], 16)
     assert recorded["stale_responses"] == 0
+
+
+class Heard:
+    """A listener that notes what it receives, and how many of the requests for responses had been made."""
+
+    def __init__(self, servers: list[FakeServer]) -> None:
+        self._servers = servers
+        self.responses: dict[int, list[int]] = {}
+        self.num_asked: list[int] = []
+
+    def sampled(self, rows: Sequence[int], responses: Sequence[list[int]]) -> None:
+        self.num_asked.append(sum(len(server.seen.seeds) for server in self._servers))
+        self.responses |= dict(zip(rows, responses, strict=True))
+
+    def keep_up(self) -> None:
+        pass
+
+    def give_up(self) -> None:
+        self.responses.clear()
+
+
+def test_a_listener_gets_each_response_of_the_servers_when_it_has_come(
+    pipeline: Any, servers: list[FakeServer]
+) -> None:
+    """Each server draws one after the other, so the first responses are there before the last ones are asked for; all of them are
+    before anybody takes them."""
+    policy, codec, prompts = parts(pipeline)
+    heard, unused = Heard(servers), Heard(servers)
+    with AheadEngine(engine_of(policy, codec, servers, max_rows=1)) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        ahead.begin(prompts, count=3, seed=4, listener=heard)
+        deadline = time.monotonic() + 60
+        while len(heard.responses) < 3 * len(prompts) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = ahead.generate(prompts, count=3, seed=4, listener=unused)
+        assert heard.responses == dict(enumerate(found.responses))
+        assert heard.num_asked[0] < 3 * len(prompts)
+        assert not unused.num_asked
+        ahead.begin(prompts, count=1, seed=5, listener=unused)
+    assert not unused.responses, "nobody took what was begun last"
 
 
 def test_a_checkpoint_keeps_what_was_begun_and_by_which_weights(
