@@ -22,7 +22,7 @@ TIMES = (*(f"seconds_{phase}" for phase in PHASES), "seconds_beside", "waiting_s
 """Metrics of where the seconds of such an iteration go."""
 GRAPHS = ("graphs_captured", "graph_replays", "graph_fallbacks")
 """Metrics of the sampler on a GPU."""
-ENGINE = ("sampled_weights", "engine_gap", "stale_responses", "engine_failures")
+ENGINE = ("sampled_weights", "sampled_iteration", "engine_gap", "stale_responses", "engine_failures")
 """Metrics of an engine that holds a copy of the policy's weights."""
 OF_SERVERS = ("judge_asked", "judge_failed_calls")
 """Metrics of requests to judges and reward servers: a stage that is resumed or run again has fewer of them."""

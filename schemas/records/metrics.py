@@ -128,6 +128,11 @@ METRICS: tuple[Metric, ...] = (
         "fixed rows. Steps with the same number were sampled by the same weights. Only with `engine: vllm`.",
     ),
     Metric(
+        "sampled_iteration", "iterations",
+        "Iterations of the stage that had ended when the policy had the weights that sampled the step's rollout: one less than the step "
+        "(curves count from 1), and two less for what was sampled ahead; the stages that only collect have 0. Only with `engine: vllm`.",
+    ),
+    Metric(
         "engine_gap", "nats/token",
         "Mean |Δ| of the engine's log-probabilities of the fixed rows to the policy's, before the rollout. Only with `engine: vllm`.",
     ),

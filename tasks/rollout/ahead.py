@@ -188,7 +188,7 @@ class AheadEngine:
             begun.listening.stop()
         self._begun, self.took_begun = None, True
         if begun.origin is not None:
-            engine_record.note_sampled(digest=begun.origin.digest, gap=begun.origin.gap)
+            engine_record.note_sampled(**vars(begun.origin))
         of_process.beside(begun.seconds)
         add_counts(begun.counts)
         limit = self._codec.generation.max_response_tokens
@@ -297,6 +297,7 @@ def _origin_tensors(origin: Origin) -> dict[str, Tensor]:
         "origin": torch.tensor([int(origin.digest, 16)]),
         "origin_digits": torch.tensor([len(origin.digest)]),
         "origin_gap": torch.tensor([origin.gap], dtype=torch.float64),
+        **({} if origin.iteration is None else {"origin_iteration": torch.tensor([origin.iteration])}),
     }
 
 
@@ -304,7 +305,11 @@ def _origin_in(tensors: dict[str, Tensor]) -> Origin | None:
     if "origin" not in tensors:
         return None
     digits = int(tensors["origin_digits"])
-    return Origin(f"{int(tensors['origin']):0{digits}x}", float(tensors["origin_gap"]))
+    return Origin(
+        digest=f"{int(tensors['origin']):0{digits}x}",
+        gap=float(tensors["origin_gap"]),
+        iteration=int(tensors["origin_iteration"]) if "origin_iteration" in tensors else None,
+    )
 
 
 def _counts_in(tensors: dict[str, Tensor]) -> PassCounts:

@@ -95,6 +95,8 @@ class Origin:
     """Digest of the weights, at most 13 hexadecimal digits."""
     gap: float
     """Mean |Δ| of the engine to the policy on fixed rows, in nats per token."""
+    iteration: int | None
+    """Iterations of the stage that had ended when the policy had these weights; None: an older checkpoint does not tell."""
 
 
 @runtime_checkable

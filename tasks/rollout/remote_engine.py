@@ -205,7 +205,7 @@ class RemoteEngine(SamplesWhenAsked):
 
         def draw(found: dict[int, Response], failed: set[VllmServer]) -> Round:
             ready = self._some_ready(version)
-            engine_record.note_sampled(digest=digest_of(version.own), gap=self._gap)
+            engine_record.note_sampled(**vars(self._origin(version)))
             show(len(found))
             new = Round(self._sampled, rollout, found, listener, show=show)
             new.draw([server for server in ready if server not in failed] or ready)
@@ -222,7 +222,7 @@ class RemoteEngine(SamplesWhenAsked):
         """See ``SamplesBeside``; the servers keep these weights until the next ``take_weights``, ``generate`` or ``hold``."""
         self._held = self._version()
         self._some_ready(self._held)
-        return Origin(digest_of(self._held.own), self._gap)
+        return self._origin(self._held)
 
     def sample_own(
         self,
@@ -283,6 +283,10 @@ class RemoteEngine(SamplesWhenAsked):
         for server, logprobs in read.items():
             self._sampled.prove(logprobs, held.own, place=server.url)
         return list(read)
+
+    def _origin(self, version: _Version) -> Origin:
+        """Return what is recorded of the policy's present weights."""
+        return Origin(digest_of(version.own), self._gap, engine_record.ended_iterations())
 
     def _version(self) -> _Version:
         """Return the version of the policy's present weights, the same on all ranks."""

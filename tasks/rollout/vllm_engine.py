@@ -196,7 +196,9 @@ class VllmEngine(SamplesWhenAsked):
             _running, self._has_started = self._vllm, True
             self._push(self._vllm)
         proof = self._prove(self._vllm)
-        engine_record.note_sampled(digest=proof.digest, gap=proof.gap)
+        engine_record.note_sampled(
+            digest=proof.digest, gap=proof.gap, iteration=engine_record.ended_iterations()
+        )
         return self._vllm
 
     def _push(self, vllm: RunningVllm) -> None:

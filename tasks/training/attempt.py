@@ -23,7 +23,7 @@ from vantage.schemas.recipe.stages import Rollouts
 from vantage.schemas.records.firings import EndedEarly, Watched
 from vantage.schemas.records.job import StageJob
 from vantage.storage.durable_files import make_folder
-from vantage.tasks.training import checkpoints, nonfinite, preemption, ranks
+from vantage.tasks.training import checkpoints, engine_record, nonfinite, preemption, ranks
 from vantage.tasks.training.checkpoint_writing import CheckpointWriting
 from vantage.tasks.training.guarding import Asked, Guarding, ended_early
 from vantage.tasks.training.kept_state import kept_checkpoint, kept_curves
@@ -115,6 +115,7 @@ class Attempt(Generic[State]):
         make_folder(self._scratch)
         self._journal = Journal(self._scratch / JOURNAL) if writes_files() else None
         self._restore(job.inputs.get(PREVIOUS_STATE))
+        engine_record.note_ended(self.step)
         self._guarding = self._guarding_of(job)
         self._tolerance = nonfinite.Tolerance(self._scratch, allowed=self._allowed(job))
         self._open = ExitStack()
@@ -161,6 +162,7 @@ class Attempt(Generic[State]):
             self._tolerance.begin(self.step)
             yield self.step
             self.step += 1
+            engine_record.note_ended(self.step)
             self._writing.check()
             self._heed()
             is_last = self._stopped or self.step == self._total

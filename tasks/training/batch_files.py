@@ -16,7 +16,7 @@ from typing import Any, Self
 from vantage.ledger.journal import Journal
 from vantage.schemas.canonical_json import canonical_json
 from vantage.storage.durable_files import make_folder, replace_file
-from vantage.tasks.training import preemption, ranks
+from vantage.tasks.training import engine_record, preemption, ranks
 from vantage.tasks.training.phase_seconds import of_process
 from vantage.tasks.training.progress import Progress
 from vantage.tasks.training.scratch import BATCHES, JOURNAL, PROGRESS, write_committed
@@ -37,6 +37,7 @@ class BatchFiles:
             total: batches in all.
             phase: what the stage does with them, as progress shows it.
         """
+        engine_record.note_ended(0)  # nothing trains: all batches are of the weights from before the first
         self.finished: list[dict[str, Any]] = []
         self._scratch, self._folder, self._total = scratch, scratch / BATCHES, total
         make_folder(self._folder)

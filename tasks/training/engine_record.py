@@ -12,23 +12,37 @@ class _Step:
     """Records since the last call of ``engine_metrics``."""
 
     digest: str | None = None
+    iteration: int | None = None
     gap: float = 0.0
     stale: int = 0
     failures: int = 0
 
 
 _now = _Step()
+_ended = 0
 
 
-def note_sampled(*, digest: str, gap: float) -> None:
+def note_ended(iterations: int) -> None:
+    """Record how many iterations of the stage have ended, which a resumed stage counts on."""
+    global _ended
+    _ended = iterations
+
+
+def ended_iterations() -> int:
+    """Return how many iterations of the stage have ended: the policy's weights come from them."""
+    return _ended
+
+
+def note_sampled(*, digest: str, gap: float, iteration: int | None) -> None:
     """Record the weights that sample responses from now on; the first of a step are those of its rollout, and are kept.
 
     Args:
         digest: of the weights, at most 13 hexadecimal digits.
         gap: mean |Δ| of the engine to the policy on fixed rows, in nats per token; 0 on ranks that did not measure it.
+        iteration: number of iterations that had ended when they were the policy's; None: it is not known.
     """
     if _now.digest is None:
-        _now.digest, _now.gap = digest, gap
+        _now.digest, _now.gap, _now.iteration = digest, gap, iteration
 
 
 def note_stale(count: int) -> None:
@@ -50,8 +64,10 @@ def engine_metrics() -> dict[str, float]:
         return {}
     _now = _Step()
     stale, failures = ranks.total(torch.tensor([float(step.stale), float(step.failures)])).tolist()
+    iteration = {} if step.iteration is None else {"sampled_iteration": float(step.iteration)}
     return {
         "sampled_weights": float(int(step.digest, 16)),
+        **iteration,
         "engine_gap": step.gap,
         "stale_responses": stale,
         "engine_failures": failures,

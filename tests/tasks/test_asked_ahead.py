@@ -140,6 +140,7 @@ def curves_of(job: StageJob) -> list[dict[str, float]]:
     return [entry.metrics for entry in read(job.scratch / JOURNAL)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["judges", "training"])
 def test_which_is_slower_changes_no_bit_and_nothing_is_asked_twice(
     slow: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,20 @@ def pair(prompt: str, **more: Any) -> dict[str, Any]:
     return {"prompt": prompt, "chosen": "yes", "rejected": "no", **more}
 
 
+def test_a_codec_for_another_thread_has_a_tokenizer_of_its_own(codec: Codec) -> None:
+    """How special tokens are read is a state of the tokenizer: a call of another thread would change it for this one."""
+    apart = codec.apart
+    text = f"a{codec.tokenizer.eos_token}b"
+    plain = codec.tokenizer(text, split_special_tokens=True)["input_ids"]
+    assert apart.tokenizer(text, split_special_tokens=False)["input_ids"] != plain
+    assert codec.tokenizer._tokenizer.encode_special_tokens
+    assert codec.apart is apart, "it is made once"
+    rows = [codec.tokenizer(each, add_special_tokens=False)["input_ids"] for each in ("12 + 3", " 数", "")]
+    rows[0].append(codec.tokenizer.eos_token_id)
+    assert apart.response_texts(rows) == codec.response_texts(rows)
+    assert (apart.generation, apart.chat, apart.scratch) == (codec.generation, codec.chat, codec.scratch)
+
+
 def test_margins_stay_with_their_pairs_where_a_long_prompt_is_left_out(codec: Codec, tmp_path: Path) -> None:
     rows = [
         pair("a", margin=1.5),

@@ -20,7 +20,7 @@ from vantage.tasks.rollout.ahead import AheadEngine
 from vantage.tasks.rollout.remote_engine import EngineUnavailable
 from vantage.tasks.rollout.rollout_models import load_rollout_models
 from vantage.tasks.stages import run_stage
-from vantage.tasks.training.engine_record import engine_metrics
+from vantage.tasks.training.engine_record import engine_metrics, note_ended
 from vantage.tasks.training.scratch import JOURNAL
 
 
@@ -55,9 +55,11 @@ def test_what_was_begun_comes_from_the_weights_of_before(pipeline: Any, servers:
     with AheadEngine(engine_of(policy, codec, servers)) as ahead:
         ahead.take_weights(policy.causal_lm.named_parameters())
         before = by_hand(policy, codec, prompts, count=2, seed=4)
+        note_ended(6)
         ahead.begin(prompts, count=2, seed=4)
         moved(policy, by=0.05)
         ahead.take_weights(policy.causal_lm.named_parameters())
+        note_ended(7)
         held = [server.version for server in servers]
         validation = ahead.generate(prompts[:1], count=1, seed=9)
         assert_alike(validation, by_hand(policy, codec, prompts[:1], count=1, seed=9))
@@ -67,6 +69,7 @@ def test_what_was_begun_comes_from_the_weights_of_before(pipeline: Any, servers:
         assert ahead.took_begun
     recorded = engine_metrics()
     assert recorded["sampled_weights"] == int(held[0].split("-")[1], 16)
+    assert recorded["sampled_iteration"] == 6
     assert recorded["stale_responses"] == 0
 
 
@@ -114,12 +117,16 @@ def test_a_checkpoint_keeps_what_was_begun_and_by_which_weights(
     pipeline: Any, servers: list[FakeServer]
 ) -> None:
     policy, codec, prompts = parts(pipeline)
+    engine_metrics()
     with AheadEngine(engine_of(policy, codec, servers)) as ahead:
         ahead.take_weights(policy.causal_lm.named_parameters())
+        note_ended(4)
         ahead.begin(prompts, count=2, seed=4)
         kept = ahead.tensors()
         expected = ahead.generate(prompts, count=2, seed=4)
     whole = engine_metrics()
+    note_ended(5)
+    assert whole["sampled_iteration"] == 4
     num_asked = sum(len(server.seen.seeds) for server in servers)
     moved(policy, by=0.05)
     resumed = AheadEngine(engine_of(policy, codec, servers))
@@ -128,6 +135,11 @@ def test_a_checkpoint_keeps_what_was_begun_and_by_which_weights(
         assert resumed.generate(prompts, count=2, seed=4) == expected
     assert sum(len(server.seen.seeds) for server in servers) == num_asked, "nothing was sampled again"
     assert engine_metrics() == whole
+    del kept["origin_iteration"]  # as checkpoints of earlier versions
+    resumed.restore(kept)
+    with resumed:
+        assert resumed.generate(prompts, count=2, seed=4) == expected
+    assert engine_metrics() == {name: each for name, each in whole.items() if name != "sampled_iteration"}
 
 
 @pytest.mark.parametrize("is_served", [False, True])
@@ -191,6 +203,7 @@ def test_a_stage_learns_from_responses_that_are_one_update_old(
     curves = curves_of(job)
     digests = [step["sampled_weights"] for step in curves]
     assert digests[0] == digests[1] and len(set(digests)) == 3
+    assert [step["sampled_iteration"] for step in curves] == [0, 0, 1, 2]
     assert [step["stale_responses"] for step in curves] == [0.0] * 4
     assert ["seconds_beside" in step for step in curves] == [False, True, True, True]
     assert [step["importance_weight"] == pytest.approx(1.0, abs=1e-4) for step in curves] == [
@@ -219,3 +232,4 @@ def test_a_killed_stage_ends_with_the_same_bytes(
     same_bytes_after_a_kill(
         run_stage, job_in, tmp_path, step=step, contents=contents, monkeypatch=monkeypatch
     )
+    assert [step["sampled_iteration"] for step in curves_of(job_in(tmp_path / "cut"))] == [0, 0, 1, 2]

@@ -59,6 +59,10 @@ def test_whole_stages_sample_with_servers(
     run_stage(job)
     assert all(server.seen.seeds for server in servers)
     assert not (job.scratch / "weights").exists()
+    if kind != "evaluation":
+        steps = range(len(metrics_of(job)))
+        iterations = [0] * len(steps) if kind == "collected" else list(steps)
+        assert [metrics["sampled_iteration"] for metrics in metrics_of(job)] == iterations
     if kind in ("policy", "best_of_n"):
         digests = [metrics["sampled_weights"] for metrics in metrics_of(job)]
         assert len(set(digests)) == len(digests) == job.work.iterations
@@ -106,7 +110,10 @@ def test_a_stage_goes_on_when_its_servers_are_back(
     steps = [entry.step for entry in read(cut.scratch / JOURNAL)]
     assert steps == [1, 2, 3, 4]
     whole_curves, cut_curves = (
-        [{name: metrics[name] for name in ("sampled_weights", "score_mean")} for metrics in metrics_of(job)]
+        [
+            {name: metrics[name] for name in ("sampled_weights", "sampled_iteration", "score_mean")}
+            for metrics in metrics_of(job)
+        ]
         for job in (whole, cut)
     )
     assert cut_curves == whole_curves

@@ -300,8 +300,10 @@ def test_whole_stages_sample_with_it(
     assert faults.asked
     if kind in ("policy", "best_of_n"):
         assert faults.starts == 1 and faults.updates > job.work.iterations
-        weights = [entry.metrics["sampled_weights"] for entry in read(job.scratch / JOURNAL)]
+        curves = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+        weights = [step["sampled_weights"] for step in curves]
         assert len(weights) == job.work.iterations == len(set(weights)), "each rollout had weights of its own"
+        assert [step["sampled_iteration"] for step in curves] == list(range(job.work.iterations))
 
 
 def test_a_rollout_records_which_weights_sampled_it(pipeline: Any, faults: Faults) -> None:
@@ -363,8 +365,14 @@ def test_failures_of_a_step_that_samples_nothing_are_those_of_the_next() -> None
     engine_record.note_failure()
     engine_record.note_stale(2)
     assert engine_metrics() == {}
-    engine_record.note_sampled(digest="1f", gap=0.5)
-    expected = {"sampled_weights": 31.0, "engine_gap": 0.5, "stale_responses": 2.0, "engine_failures": 1.0}
+    engine_record.note_sampled(digest="1f", gap=0.5, iteration=3)
+    expected = {
+        "sampled_weights": 31.0,
+        "sampled_iteration": 3.0,
+        "engine_gap": 0.5,
+        "stale_responses": 2.0,
+        "engine_failures": 1.0,
+    }
     assert engine_metrics() == expected
     assert engine_metrics() == {}
 

@@ -16,7 +16,7 @@ from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.training import preemption
+from vantage.tasks.training import attempt, engine_record, preemption, step_metrics
 from vantage.tasks.training.attempt import Attempt
 from vantage.tasks.training.checkpoints import IncompleteCheckpoint
 from vantage.tasks.training.networks import weights_of
@@ -119,6 +119,27 @@ def test_the_journal_has_every_step_once_after_a_kill(tmp_path: Path) -> None:
     assert [entry.step for entry in read(job.scratch / JOURNAL)] == [1, 2, 3, 4, 5, 6, 7]
     step, offset = read_committed(job.scratch)
     assert (step, offset) == (TOTAL, (job.scratch / JOURNAL).stat().st_size)
+
+
+def test_an_engine_is_told_how_many_iterations_have_ended_also_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step is recorded as if an engine had sampled for it; steps 4 and 5 are done again."""
+    pass_metrics = step_metrics.pass_metrics
+
+    def sampled() -> dict[str, float]:
+        iteration = engine_record.ended_iterations()
+        engine_record.note_sampled(digest="1f", gap=0.0, iteration=iteration)
+        return pass_metrics()
+
+    monkeypatch.setattr(attempt, "pass_metrics", sampled)
+    job = sft_job(tmp_path, checkpoint_every=3)
+    engine_record.note_ended(17)  # by an earlier stage of this process
+    with pytest.raises(Killed):
+        train(job, kill_after=5)
+    engine_record.note_ended(17)
+    train(job)
+    assert [entry.metrics["sampled_iteration"] for entry in read(job.scratch / JOURNAL)] == list(range(TOTAL))
 
 
 def test_a_request_to_stop_saves_the_step_that_was_just_done(
