@@ -466,7 +466,7 @@ def test_verdicts_on_what_was_begun_for_others_are_kept_for_them(
     assert verifier.verdicts([a, d]) == [True, True]
     verifier.give_up()
     assert verifier.is_running, "it has judged everything"
-    assert verifier.verdicts([b, a]) == [False, True], "the sixth and the seventh: what was left is forgotten"
+    assert verifier.verdicts([a, b]) == [False, True], "the sixth and the seventh: what was left is forgotten"
 
 
 def test_who_gives_up_waits_for_no_verdict(tmp_path: Path, verifier: VerifierProcess) -> None:
