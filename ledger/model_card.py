@@ -6,6 +6,7 @@ The same text is on MLflow's pages of the model and in an exported folder. It is
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
@@ -40,14 +41,24 @@ _FAMILIES = {metric.name: metric.family for metric in METRICS if metric.family}
 NO_LICENCE = "not recorded"
 
 
+class Wording(NamedTuple):
+    """A kind of text whose sentences an audit derives again, and the number of its wording."""
+
+    text: str
+    number: int
+
+
+CARDS = Wording("Card", CARD)
+
+
 @cache  # an audit asks for each card that it compares, and the answer is read from a file
-def written_by() -> str:
-    """Return the line of a card that names the version of its wording."""
+def written_by(wording: Wording = CARDS) -> str:
+    """Return the line of a text that names the version of its wording."""
     try:
         vantage = version("vantage-rlhf")
     except PackageNotFoundError:
         vantage = "unknown"
-    return f"Card {CARD} of Vantage {vantage}."
+    return f"{wording.text} {wording.number} of Vantage {vantage}."
 
 
 def card_sections(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> dict[str, list[str]]:

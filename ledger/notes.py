@@ -1,12 +1,13 @@
 """The Markdown of the MLflow pages of a run, a stage and a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from vantage.ledger.conclusions import alarms_in
 from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.model_card import (
+    Wording,
     answers,
     card_sections,
     in_markdown,
@@ -27,6 +28,9 @@ from vantage.schemas.safe_text import markdown_text
 
 BILL = "bill_of_materials.cdx.json"
 """The bill of materials among the artifacts of a stage's run."""
+PAGES = Wording("Page", 1)
+"""Wording of the pages of runs and stages. Raise its number when a sentence or a number is written in another way: an audit holds
+only pages of its own number to their sentences."""
 
 
 def run_note(
@@ -54,6 +58,7 @@ def run_note(
         names = [name for name, stage in entry.stages.items() if stage.outcome == outcome]
         stages = " · ".join(linked(name, pages.get(name)) for name in names)
         head.append(f"**{words(outcome).capitalize()}:** {stages}")
+    head.append(written_by(PAGES))
     lines = [
         "  \n".join(head),
         "",
@@ -74,6 +79,26 @@ def run_note(
             f"| {parents or '–'} |"
         )
     return "\n".join(lines)
+
+
+def run_links(
+    entry: RunEntry, *, all_runs: str, run_page: str | None, refused: Set[str] = frozenset()
+) -> dict[str, str]:
+    """Return text → page, for the links of the run's page.
+
+    Args:
+        entry: the run.
+        all_runs: page of the list of the recipe's runs.
+        run_page: the run's own page.
+        refused: registered models that MLflow refused.
+    """
+    links = {"all runs of this recipe": all_runs}
+    if entry.report is not None and run_page:
+        links[entry.report] = f"{run_page}/artifacts/{entry.report}"
+    for name, alias in entry.published.items():
+        if name not in refused:
+            links[f"registered model {name}{f'@{alias}' if alias else ''}"] = f"#/models/{name}"
+    return links
 
 
 def stage_note(
@@ -108,6 +133,7 @@ def stage_note(
     head += _warnings(stage)
     if stage.reason:
         head.append(markdown_text(stage.reason))
+    head.append(written_by(PAGES))
     lines = ["  \n".join(head), *_titled("Parents", parents_table(stage, producers))]
     if stage.verdicts:
         lines += ["", "### Gates", "", *(f"- {markdown_text(str(verdict))}" for verdict in stage.verdicts)]

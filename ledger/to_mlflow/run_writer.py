@@ -26,7 +26,7 @@ from vantage.ledger.expected.changes import (
     changes,
 )
 from vantage.ledger.expected.texts import fit_tag
-from vantage.ledger.notes import ModelPages, model_note, run_note, stage_note
+from vantage.ledger.notes import ModelPages, model_note, run_links, run_note, stage_note
 from vantage.ledger.operations import MetricRow, MoveAlias, OpenRun, Operation, Publish
 from vantage.ledger.to_mlflow.aliases import NoteMove, apply_movement
 from vantage.ledger.to_mlflow.critic_pages import log_critic_page
@@ -118,13 +118,8 @@ class RunWriter:
             self._note_is_stale = False
 
     def _run_note(self, entry: RunEntry) -> str:
-        links = {"all runs of this recipe": self.page_of_runs}
-        if entry.report is not None and (page := self.runs.page(None)):
-            links[entry.report] = f"{page}/artifacts/{entry.report}"
         refused = {name for name, _ in self.unpublished}
-        for name, alias in entry.published.items():
-            if name not in refused:
-                links[f"registered model {name}{f'@{alias}' if alias else ''}"] = f"#/models/{name}"
+        links = run_links(entry, all_runs=self.page_of_runs, run_page=self.runs.page(None), refused=refused)
         return run_note(entry, self._pages(entry), self._producers.links(entry), links)
 
     def _apply(self, entry: RunEntry, operation: Operation) -> None:

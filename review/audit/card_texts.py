@@ -1,17 +1,17 @@
-"""Compare the text of a model card with the text that is derived again."""
+"""Compare the text of a model's card, or of a run's page, with the text that is derived again."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from vantage.ledger.model_card import CARD
+from vantage.ledger.model_card import CARDS, Wording
 from vantage.schemas.records.audit import Outcome
 
 _LINK = re.compile(r"(?<!\\)\[((?:[^\[\]\\\n]|\\.)*)\]\([^)\s\[]*(?:\[[^)\s\[\]]*\][^)\s\[]*)?\)")
 """A link in Markdown; an escaped bracket, such as that of an interval, begins none. Its target has at most one pair of brackets,
 as the address of a machine may have, so that a text of many brackets is read in linear time."""
-_STAMP = re.compile(r"Card (\d{1,9}) of Vantage (\S{1,80})\.")
+_STAMP = re.compile(r"(?:Card|Page) (\d{1,9}) of Vantage (\S{1,80})\.")
 _SENTENCE = re.compile(r"(?<=[.;:])\s+")
 _CUT = "…"
 """Last line of a text that was too long for MLflow."""
@@ -28,14 +28,18 @@ class Compared:
     detail: str
 
 
-def compare_cards(found: str, derived: str, *, limit: int | None = None) -> Compared:
-    """Return whether a card contains the sentences that are derived again; the targets of links are not compared.
+def compare_cards(
+    found: str, derived: str, *, limit: int | None = None, wording: Wording = CARDS
+) -> Compared:
+    """Return whether a card or page contains the sentences that are derived again; the targets of links are not compared.
 
     Args:
         found: the text that is stored or shown.
         derived: the text that this version writes of the same records.
         limit: characters that the place takes, after which a text is cut; None: there is no limit.
+        wording: what it is, and the number of the wording that this version writes.
     """
+    name = wording.text.lower()
     theirs, ours = _lines(found), _lines(derived)
     is_cut = limit is not None and theirs[-1:] == [_CUT] and len(found) > limit - _SHORTENED_BY
     if is_cut:
@@ -54,15 +58,25 @@ def compare_cards(found: str, derived: str, *, limit: int | None = None) -> Comp
             return Compared("ok", "its beginning, which MLflow keeps" if is_cut else "")
         return Compared("note", f"{len(added)} lines were added below it, from “{_short(added[0])}” on")
     if not set(theirs) & {line for line in ours if line}:
-        return Compared("unchecked", "there is no card of Vantage: its text was replaced or removed")
+        return Compared("unchecked", f"there is no {name} of Vantage: its text was replaced or removed")
     stamp = _STAMP.search(found)
-    if stamp is None or int(stamp[1]) != CARD:
+    if stamp is None or int(stamp[1]) != wording.number:
         version = (
-            "an earlier version, which did not number its cards" if stamp is None else f"Vantage {stamp[2]}"
+            f"an earlier version, which did not number its {name}s"
+            if stamp is None
+            else f"Vantage {stamp[2]}"
         )
-        number = "" if stamp is None else f" (card {stamp[1]}; this version writes card {CARD})"
+        number = "" if stamp is None else f" ({name} {stamp[1]}; this version writes {name} {wording.number})"
         return Compared("unchecked", f"it could not be compared: it was written by {version}{number}")
     return Compared("wrong", _first_difference(*differing))
+
+
+_BEST_FIRST: tuple[Outcome, ...] = ("ok", "note", "unchecked", "wrong")
+
+
+def best(results: Sequence[Compared]) -> Compared:
+    """Return the best of the comparisons of one text with each text that it may be; of equally good ones the first."""
+    return min(results, key=lambda each: _BEST_FIRST.index(each.outcome))
 
 
 def _lines(text: str) -> list[str]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from vantage.ledger.expected.changes import Change, changes
 from vantage.ledger.expected.runs import ExpectedRun, expected_runs
 from vantage.ledger.operations import to_json
 from vantage.ledger.replay import OutboxLine, Replay
@@ -88,6 +89,14 @@ def is_taken(evidence: Evidence, run_id: str, replay: Replay, line: OutboxLine) 
 def expected_of(evidence: Evidence, run_id: str, replay: Replay) -> dict[str | None, ExpectedRun]:
     """Return the contents that MLflow would show with the whole outbox of the run."""
     return evidence.once(("expected", run_id), lambda: expected_runs(replay.lines))
+
+
+def changes_of(evidence: Evidence, run_id: str, replay: Replay) -> list[tuple[OutboxLine, list[Change]]]:
+    """Return each operation of the run with what it changes in MLflow."""
+    return evidence.once(
+        ("changes", run_id),
+        lambda: [(each, list(changes(each.entry, each.operation))) for each in replay.lines],
+    )
 
 
 def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:

@@ -13,6 +13,7 @@ from vantage.review.audit.guards import failed_guard_checks
 from vantage.review.audit.mlflow_claims import mlflow_check
 from vantage.review.audit.published import published_checks
 from vantage.review.audit.run_claims import ENDED
+from vantage.review.audit.run_pages import page_checks
 from vantage.review.audit.run_states import answer_checks, status_checks
 from vantage.review.audit.sent import expected_of, order_checks
 from vantage.runs.record import REMOVED, RunRecord
@@ -44,6 +45,8 @@ def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
         checks.append(_check("outbox", list(_outbox_problems(record, replay))))
         checks += status_checks(evidence, record, replay)
         checks.append(mlflow_check(evidence, run_id, None))
+        if record.status != REMOVED:
+            checks += page_checks(evidence, run_id, replay)
         checks += _strange_stages(evidence, run_id, replay)
         checks += order_checks(evidence, run_id, replay)
         checks += published_checks(evidence, run_id, replay)
