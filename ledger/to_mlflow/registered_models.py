@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,9 @@ from vantage.ledger.to_mlflow.producers import Producer
 from vantage.ledger.to_mlflow.served_files import address_of_version
 
 _VERSIONS = "mlflow.modelVersions"
+_PREFIX = "vantage."
+_OWN_TAGS = frozenset({"vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.run_id"})
+"""Tags with which every version is created."""
 
 
 class Published(NamedTuple):
@@ -66,7 +69,8 @@ def publish(
     if producer is None or producer.model_id is None:
         raise PublishingError(f"stage {operation.stage!r}: no run of this server made {digest}")
     _create_registered_model(client, name)
-    first = _first_version(client, name, digest)
+    first, *others = _versions_of(client, name, digest) or [None]
+    _delete_left_over(client, others)
     repaired: tuple[str, ...] = ()
     if first is not None:
         version, tags = int(first.version), first.tags
@@ -111,10 +115,10 @@ def _one_address(client: MlflowClient, version: ModelVersion, model_id: str) -> 
     return location
 
 
-def _first_version(client: MlflowClient, name: str, digest: str) -> ModelVersion | None:
-    """Return the model's first version of these weights; None: it has none."""
+def _versions_of(client: MlflowClient, name: str, digest: str) -> list[ModelVersion]:
+    """Return the model's versions of these weights, the first one first."""
     found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
-    return min(found, key=lambda each: int(each.version), default=None)
+    return sorted(found, key=lambda each: int(each.version))
 
 
 def _only_version(client: MlflowClient, name: str, digest: str, created: int) -> int:
@@ -123,11 +127,32 @@ def _only_version(client: MlflowClient, name: str, digest: str, created: int) ->
     Publishing holds the artifact's lock, but other workspaces have locks of their own, and what waited in an outbox is
     sent without one. MLflow numbers versions in the order of their creation, so all who look now agree on the first.
     """
-    first = _first_version(client, name, digest)
-    if first is None or int(first.version) >= created:
-        return created
-    client.delete_model_version(name, str(created))
-    return int(first.version)
+    found = _versions_of(client, name, digest)
+    _delete_left_over(client, found[1:])
+    return min([created, *(int(each.version) for each in found)])
+
+
+def _delete_left_over(client: MlflowClient, versions: Sequence[ModelVersion]) -> None:
+    """Delete second versions of weights that have just been created, and those that a kill has left.
+
+    Such a version has our tags alone: neither a text nor an alias, which only the first version is given. One that
+    somebody uses is kept, and an audit names it.
+    """
+    if not versions:
+        return
+    aliased = {str(each) for each in client.get_registered_model(versions[0].name).aliases.values()}
+    for each in versions:
+        is_as_created = each.tags.keys() >= _OWN_TAGS and all(tag.startswith(_PREFIX) for tag in each.tags)
+        if str(each.version) in aliased or each.description or not is_as_created:
+            continue
+        try:
+            client.delete_model_version(each.name, str(each.version))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # the process that created it was faster
+                raise
+        model_id = model_in(f"{each.source}/")
+        if model_id is not None:
+            _unlink_version(client, model_id, each.name, int(each.version))
 
 
 def _tags(operation: Publish, producer: Producer, our_run_id: str) -> dict[str, str]:
@@ -194,9 +219,21 @@ def _link_version(client: MlflowClient, model_id: str, name: str, version: int) 
     known = _linked_versions(client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
     this = {"name": name, "version": version}
     if this not in known:
-        # A server also links it, with the number as text.
-        others = [each for each in known if (each["name"], str(each["version"])) != (name, str(version))]
+        others = _without(known, name, version)
         client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*others, this])})
+
+
+def _unlink_version(client: MlflowClient, model_id: str, name: str, version: int) -> None:
+    """Take a deleted version from the page of its model."""
+    known = _linked_versions(client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
+    others = _without(known, name, version)
+    if others != known:
+        client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps(others)})
+
+
+def _without(linked: list[dict[str, Any]], name: str, version: int) -> list[dict[str, Any]]:
+    """Return the links to other versions. A server links a version too, with the number as text."""
+    return [each for each in linked if (each["name"], str(each["version"])) != (name, str(version))]
 
 
 def _linked_versions(tag: str) -> list[dict[str, Any]]:

@@ -79,7 +79,11 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", published: list[
         else [int(each.version) for each in doubles if each.name == version.name]
     )
     if numbers and int(version.version) != min(numbers):
-        yield f"version {min(numbers)} holds the artifact already, and no run makes a second one"
+        yield (
+            f"version {min(numbers)} holds the artifact already, and no run makes a second one: a process may have been killed as two "
+            f"registered it at once; `vantage publish RUN {version.name}` or the same recipe again deletes one that has neither "
+            "an alias nor a text, and another one is to be deleted in MLflow"
+        )
     if not any(each.digest == digest and each.facts is not None for each in published):
         return
     for name in sorted(tags):

@@ -43,10 +43,30 @@ class Cutting:
         return call
 
 
+class Racing(Cutting):
+    """A client that looks for versions in the moment before another process creates one."""
+
+    def __init__(self, client: MlflowClient, *, cut_at: int) -> None:
+        super().__init__(client, cut_at=cut_at)
+        self._has_looked = False
+
+    def search_model_versions(self, *positional: Any, **named: Any) -> Any:
+        """Return nothing at first, then what there is."""
+        has_looked, self._has_looked = self._has_looked, True
+        return self._client.search_model_versions(*positional, **named) if has_looked else []
+
+
 def cut_after_every_write(
-    workspace: Path, run_id: str, found: Callable[[MlflowClient], Found], *, since: str | None = None
+    workspace: Path,
+    run_id: str,
+    found: Callable[[MlflowClient], Found],
+    *,
+    since: str | None = None,
+    client_of: type[Cutting] = Cutting,
 ) -> tuple[Found, list[str]]:
     """Assert that after a cut at any call that writes, from the first ``since`` on, MLflow holds the same in the end.
+
+    ``client_of``: makes the client of a sender that is cut; the one that sends the rest later has a ``Cutting``.
 
     Returns what is ``found`` after sending without a cut, and the names of the calls that wrote.
     """
@@ -66,10 +86,10 @@ def cut_after_every_write(
         ):
             before.backup(database)
 
-    def send(cut_at: int) -> list[str]:
+    def send(cut_at: int, client_of: type[Cutting] = Cutting) -> list[str]:
         """Do what a new process does: nothing is known of what was sent but what the folder holds."""
         client = server.client
-        cutting = Cutting(client, cut_at=cut_at)
+        cutting = client_of(client, cut_at=cut_at)
         server.client = cutting  # type: ignore[assignment]
         server._opened.clear()
         with suppress(Lost):
@@ -78,12 +98,12 @@ def cut_after_every_write(
         return cutting.written
 
     renew()
-    written = send(cut_at=0)
+    written = send(0, client_of)
     expected = found(server.client)
     first = written.index(since) if since else 0
     for cut_at, name in list(enumerate(written, start=1))[first:]:
         renew()
-        assert send(cut_at)[-1] == name
+        assert send(cut_at, client_of)[-1] == name
         send(cut_at=0)
         assert found(server.client) == expected, f"cut after call {cut_at}, {name}"
     return expected, written

@@ -17,7 +17,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.tracking import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
 
-from tests.ledger.cutting import cut_after_every_write
+from tests.ledger.cutting import Racing, cut_after_every_write
 from tests.ledger.small_run import VERDICT, artifact, runs_of
 from vantage.ledger.operations import Input
 from vantage.ledger.published_copies import local_folder, problems_in
@@ -33,7 +33,7 @@ from vantage.schemas.records.artifacts import (
 )
 from vantage.schemas.safe_text import markdown_text
 
-RUN_ID = "0001-tiny-aaaaaa"
+RUN_ID, OTHER_RUN_ID = "0001-tiny-aaaaaa", "0002-tiny-bbbbbb"
 PROMPT = "3 + 4 ="
 
 
@@ -197,6 +197,57 @@ def test_a_kill_while_publishing_leaves_one_whole_version(workspace: Path, polic
     tags, files = expected[4:]
     assert json.loads(tags["mlflow.modelVersions"]) == [{"name": "quickstart", "version": 1}]
     assert {"MLmodel", "model/model.safetensors"} <= set(files)
+
+
+@pytest.mark.slow
+def test_a_kill_between_a_second_version_and_its_deletion_leaves_one(workspace: Path, policy: Path) -> None:
+    """The second process looks for a version in the moment before the first one creates it, and creates another."""
+    made = publish_once(workspace, policy)
+    with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
+        ledger.open_run(OTHER_RUN_ID, "tiny", {})
+        ledger.record_reuse(
+            "policy",
+            kind="policy_optimization",
+            stage_key=made.stage_key,
+            params={},
+            inputs={},
+            artifact=made,
+        )
+        assert ledger.publish("policy", made, policy, "quickstart", alias="newest") is None
+
+    def found(client: MlflowClient) -> Any:
+        versions = [each.version for each in client.search_model_versions("name = 'quickstart'")]
+        model = client.get_logged_model(runs_of(client, RUN_ID)["policy"].data.tags["vantage.model"])
+        return versions, client.get_registered_model("quickstart").aliases, model.tags["mlflow.modelVersions"]
+
+    expected, written = cut_after_every_write(
+        workspace, OTHER_RUN_ID, found, since="create_model_version", client_of=Racing
+    )
+    assert "delete_model_version" in written
+    versions, aliases, linked = expected
+    assert (versions, aliases) == ([1], {"champion": 1, "newest": 1})
+    assert [int(each["version"]) for each in json.loads(linked)] == [1]
+
+
+@pytest.mark.parametrize("used", ["no", "alias", "description", "tag", "tag of a person"])
+def test_a_second_version_is_kept_if_somebody_uses_it(workspace: Path, policy: Path, used: str) -> None:
+    """It was made by an earlier version of Vantage or by hand: an audit names it. One that is as a kill leaves it goes."""
+    made = publish_once(workspace, policy)
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    first = client.get_model_version("quickstart", "1")
+    tags = first.tags | ({"reviewed_by": "ada"} if used == "tag of a person" else {})
+    second = client.create_model_version("quickstart", first.source, first.run_id, tags=tags).version
+    if used == "alias":
+        client.set_registered_model_alias("quickstart", "ours", second)
+    elif used == "description":
+        client.update_model_version("quickstart", second, description="ask Ada")
+    elif used == "tag":
+        client.delete_model_version_tag("quickstart", second, "vantage.run_id")
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(OTHER_RUN_ID, "tiny", {})
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+    left = {each.version for each in client.search_model_versions("name = 'quickstart'")}
+    assert left == ({1} if used == "no" else {1, second})
 
 
 def copy_of(workspace: Path, made: Any) -> Path:
@@ -410,13 +461,13 @@ def test_a_version_that_another_run_has_made_meanwhile_stays_the_only_one(
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "policy", "policy_optimization", made)
         assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
-    look, seen = registered_models._first_version, []
+    look, seen = registered_models._versions_of, []
 
     def too_early(*of: Any) -> Any:
         seen.append(of)
-        return None if len(seen) == 1 else look(*of)
+        return [] if len(seen) == 1 else look(*of)
 
-    monkeypatch.setattr(registered_models, "_first_version", too_early)
+    monkeypatch.setattr(registered_models, "_versions_of", too_early)
     with Ledger(None, workspace, "tiny") as ledger:
         ledger.open_run("0002-tiny-bbbbbb", "tiny", {})
         ledger.record_reuse(

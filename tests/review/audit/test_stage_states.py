@@ -69,6 +69,11 @@ def _failed(workspace: Workspace, recipe: Path) -> None:
     run_once(workspace, recipe)
 
 
+def _failed_and_resumed(workspace: Workspace, recipe: Path) -> None:
+    _failed(workspace, recipe)
+    run_once(workspace, recipe, until=MADE)
+
+
 def _under_way(workspace: Workspace, recipe: Path) -> None:
     run_once(workspace, recipe, until=LAST)
 
@@ -79,6 +84,7 @@ RUNS: dict[str, Callable[[Workspace, Path], None]] = {
     "resumed twice": _resumed_twice,
     "recorded late": _recorded_late,
     "failed": _failed,
+    "failed and resumed": _failed_and_resumed,
     "under way": _under_way,
 }
 Runs = dict[str, tuple[Evidence, RunRecord, Replay]]
@@ -119,13 +125,14 @@ def test_what_nobody_has_changed_agrees(runs: Runs, run: str) -> None:
         "resumed twice": ["reused", "reused", "completed"],
         "recorded late": ["reused", "reused", "completed"],
         "failed": ["completed", "completed", "failed"],
+        "failed and resumed": ["reused", "waiting", "waiting"],
         "under way": ["completed", "completed", "waiting"],
     }
     _, record, replay = runs[run]
     assert [record.stages[step].status for step in (FIRST, MADE, LAST)] == expected[run]
     said = [each for each in statuses(runs, run, {}) if "its process was killed as it ended" not in each[1]]
     assert said == [], "a run that is under way has no end yet"
-    openings = {"resumed once": 2, "resumed twice": 3, "recorded late": 2}
+    openings = {"resumed once": 2, "resumed twice": 3, "recorded late": 2, "failed and resumed": 2}
     assert replay.entry.openings == openings.get(run, 1)
 
 
@@ -144,6 +151,7 @@ CHANGES: dict[str, tuple[str, dict[str, dict[str, Any]], str, str]] = {
     "failed is completed": ("failed", {LAST: MADE_IT, "run": {"status": "completed"}}, "wrong", f"that {LAST} is failed, run.json that it is completed"),
     "failed is found": ("failed", {LAST: FOUND}, "wrong", f"that {LAST} is failed, run.json that it is reused"),
     "not begun is completed": ("under way", {LAST: MADE_IT}, "wrong", f"that {LAST} is completed, the outbox nothing of it"),
+    "not reached again is found": ("failed and resumed", {MADE: FOUND}, "wrong", f"that {MADE} is reused, the outbox nothing of it"),
     "failed is blocked": ("failed", {LAST: {"status": "blocked"}}, "wrong", "run.json has the status failed, and by its stages"),
     "made is failed": ("resumed once", {LAST: {"status": "failed"}, "run": {"status": "failed"}}, "wrong", "the outbox has the status completed, run.json failed"),
     "made is failed beside one that is": ("failed", {MADE: {"status": "failed"}}, "unchecked", f"run.json has {MADE} as failed, the outbox as completed"),
