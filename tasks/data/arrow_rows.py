@@ -102,7 +102,8 @@ def _reason(error: Exception) -> str:
 
 
 def rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
-    """Yield the rows of a batch. A value that cannot be read costs only its row.
+    """Yield the rows of a batch. A value that cannot be read costs only its row, and one in a column's dictionary the rows that
+    use it.
 
     Raises:
         pa.ArrowInvalid: an offset or an index leads out of the data, so that any text may be another row's.
@@ -112,6 +113,7 @@ def rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
         yield from batch.to_pylist(maps_as_pydicts="strict")
     # A key that is twice in a map, text that is no UTF-8, a date beyond Python's
     except (ValueError, KeyError, OverflowError):
+        batch = _without_dictionaries(batch)
         for number in range(batch.num_rows):
             one = batch.slice(number, 1)
             try:
@@ -122,3 +124,30 @@ def rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
                     raise
                 row = Fault("a value that cannot be read", shown(str(error)))
             yield row
+
+
+def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with a value for each row in place of indices into a dictionary, so that each row is validated alone.
+
+    Arrow validates the dictionary of a slice as a whole. Text is taken as bytes here, and is text again for each row. A
+    dictionary of other values, or within a list, stays: one bad value in it costs the batch.
+
+    Raises:
+        pa.ArrowException: an index or an offset leads out of the data.
+    """
+    columns = [
+        _decoded(column) if pa.types.is_dictionary(column.type) else column for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _decoded(column: pa.DictionaryArray) -> pa.Array:
+    values = column.dictionary
+    bytes_type = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(values.type)
+    if bytes_type is None and not (pa.types.is_primitive(values.type) or pa.types.is_decimal(values.type)):
+        return column
+    raw = values if bytes_type is None else values.view(bytes_type)
+    raw.validate(full=bytes_type is not None)  # of bytes, all that can be wrong is where they are
+    column.indices.validate(full=True)
+    decoded = pa.DictionaryArray.from_arrays(column.indices, raw).dictionary_decode()
+    return decoded if bytes_type is None else decoded.view(values.type)
