@@ -42,11 +42,16 @@ class BuiltinVerifier(Verifier):
     """A regular expression of RE2 with one group: the group's last match is judged, and a response without a match is wrong. None:
     the whole response is judged."""
 
+    @property
+    def returns_score(self) -> bool:
+        """Whether its verdict is a number, and not right or wrong."""
+        return False
+
     @rule
     def _fields_fit_the_source(self) -> None:
         if self.function != "verify":
             raise ValueError(f"{self.source} has no function={self.function}; remove it")
-        if self.right is not None:
+        if self.right is not None and not self.returns_score:
             raise ValueError(f"{self.source} returns right or wrong, and right is for scores; remove it")
         if self.extract is not None and not self.EXTRACTS:
             raise ValueError(
@@ -188,14 +193,22 @@ class FormatVerifier(BuiltinVerifier):
 
 
 class ReasoningGymVerifier(BuiltinVerifier):
-    """A response is right if Reasoning Gym's own scoring gives it at least a given score."""
+    """A response is right if Reasoning Gym's own scoring gives it at least a given score; or that score is the verdict."""
 
     EXTRACTS = COMPARES = True
 
     source: Literal["builtin:reasoning_gym"]
     """``builtin:reasoning_gym``."""
     at_least: Positive = 1.0
-    """Least score of a right response; many tasks give a score between 0 and 1 for what is nearly right."""
+    """Least score of a right response, and of an entry's own answer; many tasks give a score between 0 and 1 for what is nearly
+    right."""
+    graded: Switch = Field(False, exclude_if=is_default(False))
+    """Whether the verdict is the score itself, from 0 to 1. False: right or wrong."""
+
+    @property
+    def returns_score(self) -> bool:
+        """Whether its verdict is a number, and not right or wrong."""
+        return self.graded
 
 
 @dataclass(frozen=True, kw_only=True)

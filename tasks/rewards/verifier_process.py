@@ -135,7 +135,7 @@ class VerifierProcess:
                 verdict = self._verdict(running, case, seconds=seconds)
                 if verdict is None:  # the process has ended over this response, which is wrong
                     running = self._restarted(asked[number + 1 :])
-                self._known[case].append(False if verdict is None else verdict)
+                self._known[case].append(self._wrong if verdict is None else verdict)
             running.look(0.0)  # what it has printed
             found = [self._known[case].popleft() for case in cases]
             for case in set(cases):
@@ -177,6 +177,11 @@ class VerifierProcess:
     def is_running(self) -> bool:
         """Whether the process has been started and not ended."""
         return self._running is not None
+
+    @property
+    def _wrong(self) -> Verdict:
+        """The verdict on a response over which a built-in verifier hangs or crashes: wrong, or the score 0."""
+        return False if self.form is None else fitted(False, self.form)
 
     @property
     def takes_batch(self) -> bool:

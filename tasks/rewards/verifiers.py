@@ -114,7 +114,7 @@ def process_of(folder: Path, *, name: str, form: VerdictForm | None) -> Verifier
         return VerifierProcess({"extract": configuration.extract}, name=name, function=EXACT_MATCH)
     if configuration.source in ROW_OF:
         refuse_other_libraries(configuration, folder, name=name)
-        return builtin_process(configuration, name=name)
+        return builtin_process(configuration, name=name, form=form)
     return VerifierProcess(
         {"file": str(folder / FILE), "function": configuration.function},
         name=name,
@@ -124,8 +124,10 @@ def process_of(folder: Path, *, name: str, form: VerdictForm | None) -> Verifier
     )
 
 
-def builtin_process(configuration: Verifier, *, name: str) -> VerifierProcess:
-    """Return a built-in verifier in a process of its own.
+def builtin_process(
+    configuration: Verifier, *, name: str, form: VerdictForm | None = RIGHT_OR_WRONG
+) -> VerifierProcess:
+    """Return a built-in verifier in a process of its own; ``form`` as in ``process_of``.
 
     Raises:
         NotIsolated: it runs programs, and the kernel of this machine does not isolate them.
@@ -138,6 +140,8 @@ def builtin_process(configuration: Verifier, *, name: str) -> VerifierProcess:
         {"builtin": configuration.model_dump(mode="json")},
         name=name,
         function=configuration.source,
+        form=form,
+        right=configuration.right,
         call_seconds=seconds,
     )
 

@@ -16,8 +16,8 @@ class UnusableAnswer(ValueError):
     """A row's answer is not what the verifier compares with."""
 
 
-Judge = Callable[[str, str | None], bool]
-"""(the response or the part that ``extract`` has found, the row's answer) → right or wrong.
+Judge = Callable[[str, str | None], bool | float]
+"""(the response or the part that ``extract`` has found, the row's answer) → right or wrong, or a score.
 
 It raises UnusableAnswer for an answer that it cannot read, whatever the response.
 """
@@ -46,23 +46,25 @@ def load_builtin(verifier: BuiltinVerifier, *, name: str) -> VerifierFunction:
     except ValueError as error:
         raise BrokenVerifier(f"verifiers.{name}.{error}") from error
 
-    def verify(prompt: str, response: str, answer: str | None) -> bool:
+    wrong = 0.0 if verifier.returns_score else False
+
+    def verify(prompt: str, response: str, answer: str | None) -> bool | float:
         found = response if len(response) <= MAX_CHARACTERS else None
         if found is not None and extract is not None:
             found = last_group(extract, found)
         try:
-            right = judge(
+            verdict = judge(
                 found or "", answer
             )  # in any case: an unusable answer is reported for every response
         except UnusableAnswer as error:
             raise BrokenVerifier(f"verifiers.{name}: prompt {prompt[:100]!r}: {error}") from error
         except (MemoryError, RecursionError):  # a response that takes more than any right one needs
-            return False
+            return wrong
         except Exception as error:
             raise BrokenVerifier(
                 f"verifiers.{name}: {verifier.source} raised {type(error).__name__}: {error} for "
                 f"{shown_case(prompt, response, answer)}; report it, or judge these responses by a verifier of your own"
             ) from error
-        return right and found is not None
+        return wrong if found is None else verdict
 
     return verify

@@ -1,8 +1,8 @@
-"""``builtin:reasoning_gym``: does Reasoning Gym's own scoring (arXiv 2505.24760) accept the response?
+"""``builtin:reasoning_gym``: does Reasoning Gym's own scoring (arXiv 2505.24760) accept the response, or which score does it give?
 
 The row's answer is the whole entry as JSON, since many tasks have several right answers, and their scoring reads the entry's
 ``metadata``. White space around the response does not count. The scoring of some tasks raises an error for a response of another
-form than they expect: such a response is wrong. An entry whose own answer cannot be scored, or is
+form than they expect: such a response is wrong, with the score 0. An entry whose own answer cannot be scored, or is
 not right, is refused; some tasks' entries have no answer of their own, and are not tried.
 """
 
@@ -39,14 +39,17 @@ def load(verifier: BuiltinVerifier) -> Judge:
             )
         return lambda response: float(score(answer=response, entry=entry))
 
-    def judge(response: str, answer: str | None) -> bool:
+    def graded(response: str, answer: str | None) -> float:
         score = scoring(answer)
         try:
-            return score(response.strip()) >= verifier.at_least
+            return score(response.strip())
         except Exception:  # the entry itself can be scored, so it is the response
-            return False
+            return 0.0
 
-    return judge
+    def judge(response: str, answer: str | None) -> bool:
+        return graded(response, answer) >= verifier.at_least
+
+    return graded if verifier.graded else judge
 
 
 def _entry(answer: str | None) -> dict[str, Any]:

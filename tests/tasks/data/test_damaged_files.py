@@ -5,7 +5,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +14,8 @@ import pytest
 from tests.tasks.data.damaged_files import ENDINGS, damaged_file
 from vantage.schemas.source_files import SizeLimit, SourceTooLarge
 from vantage.tasks.data import isolated_rows
-from vantage.tasks.data.arrow_rows import arrow_rows, parquet_rows, rows_of_batch
-from vantage.tasks.data.row_faults import Fault, UnreadableFile
+from vantage.tasks.data.arrow_rows import arrow_rows, parquet_rows
+from vantage.tasks.data.row_faults import UnreadableFile
 from vantage.tasks.data.saved_datasets import rows_of_files
 from vantage.tasks.data.source_rows import ISOLATED, read_rows_of, read_rows_of_open
 
@@ -151,52 +150,6 @@ def test_an_index_beyond_its_dictionary_refuses_the_file(tmp_path: Path) -> None
     file = written(tmp_path / "rows.arrow", pa.table({"prompt": column}))
     with pytest.raises(UnreadableFile, match=r"113.*; write it again"):
         list(read_rows_of(file, ".arrow", LIMIT))
-
-
-@pytest.mark.parametrize("index", [pa.int8(), pa.uint16(), pa.int64()])
-@pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
-def test_a_bad_value_of_a_dictionary_costs_the_rows_that_use_it(
-    tmp_path: Path, index: pa.DataType, text: pa.DataType
-) -> None:
-    """Arrow validates the dictionary of every slice as a whole, and found the bad value for each row."""
-    as_bytes = pa.binary() if text == pa.string() else pa.large_binary()
-    words = pa.array([b"good", b"b\xffd", b"fine", b"\xfe unused"], as_bytes).view(text)
-    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None, 0, 1], index), words)
-    table = pa.table({"prompt": column, "number": list(range(6))})
-    rows = list(read_rows_of(written(tmp_path / "rows.arrow", table), ".arrow", LIMIT))
-    assert [each for each in rows if not isinstance(each, Fault)] == [
-        {"prompt": word, "number": number}
-        for number, word in enumerate(("good", "", "fine", None, "good", ""))
-        if word != ""
-    ]
-    assert [isinstance(each, Fault) for each in rows] == [False, True, False, False, False, True]
-    assert all("UTF8" in each.shown for each in rows if isinstance(each, Fault))
-
-
-def test_a_bad_number_of_a_dictionary_costs_the_rows_that_use_it(tmp_path: Path) -> None:
-    """It has more digits than its type."""
-    numbers = pa.array([Decimal(1), Decimal(12345), Decimal(2)], pa.decimal128(9)).view(pa.decimal128(2))
-    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), numbers)
-    rows = list(read_rows_of(written(tmp_path / "rows.arrow", pa.table({"number": column})), ".arrow", LIMIT))
-    assert [isinstance(each, Fault) for each in rows] == [False, True, False]
-
-
-@pytest.mark.parametrize("index", [113, -1])
-def test_an_index_beyond_a_dictionary_with_a_bad_value_refuses_the_file(tmp_path: Path, index: int) -> None:
-    words = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
-    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, index], pa.int32()), words, safe=False)
-    file = written(tmp_path / "rows.arrow", pa.table({"prompt": column}))
-    with pytest.raises(UnreadableFile, match=r"; write it again"):
-        list(read_rows_of(file, ".arrow", LIMIT))
-
-
-def test_a_wrong_offset_of_a_dictionary_with_a_bad_value_refuses_the_file(tmp_path: Path) -> None:
-    """The bad value must not hide that another one lies behind the column's bytes."""
-    offsets = pa.array([0, 1, 900, 3], pa.int32()).buffers()[1]
-    words = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"\xffbc")])
-    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int32()), words, safe=False)
-    with pytest.raises(pa.ArrowException):
-        list(rows_of_batch(pa.record_batch({"prompt": column})))
 
 
 # -- The process that reads
