@@ -27,6 +27,9 @@ def distillation(subject: Subject) -> Workload:
     tests = work.test_samples or work.validation_samples
     tested = rollouts.scored(tests, logits=1.0)
     held = () if work.teacher is None else ("teacher",)
+    server = work.teacher_server
+    num_scored = 2 if server is None or server.sampled else 1  # the student before training, and the teacher
+    sampled = tests if server is not None and server.sampled else 0
     if work.kl == "full":
         reads = [forward(role, steps, minibatch) for role in held]
     else:  # the teacher reads each rollout once, for all of its steps
@@ -43,10 +46,10 @@ def distillation(subject: Subject) -> Workload:
         passes=[
             Pass(role="policy", does="train", times=steps, sequences=minibatch),
             *reads,
-            *rollouts.taught(work.teacher_server, work.iterations * work.batch_size + tests),
+            *rollouts.taught(server, work.iterations * work.batch_size + tests + sampled),
             *rollouts.rewards(work.iterations, work.batch_size),
             *passes,
-            *rollouts.rewards(1 + len(held), tests),
+            *rollouts.rewards(num_scored, tests),
             *(forward(role, 1, tested) for role in ("policy", *held)),
         ],
         samplings=[

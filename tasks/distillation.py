@@ -39,6 +39,7 @@ from vantage.tasks.updates.own_responses import (
 )
 from vantage.tasks.updates.sampled_kl import accumulate_sampled_kl, measure_sampled_kl, teacher_logprobs
 from vantage.tasks.updates.teacher import Pair, accumulate_reverse_kl, load_teacher, measure_reverse_kl
+from vantage.tasks.updates.teacher_server import ServedTeacher
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def run(job: StageJob[ResolvedDistillation]) -> StageResult:
     watching = load_watching(job, validation, codec, device=student.device)
     asked = job
     models, job = models.ready(asked, taken)
-    teacher = None if work.teacher_server is not None else engine_of_teacher(asked, pair, codec, train)
+    teacher = engine_of_teacher(asked, pair, codec, train)
     work = job.work
     selection = Selection(
         models,
@@ -155,8 +156,13 @@ def _result(
 
 def engine_of_teacher(
     job: StageJob[ResolvedDistillation], pair: Pair, codec: Codec, prompts: Prompts
-) -> LocalEngine:
-    """Return the loop that samples from the teacher, with as many responses side by side as memory has room for."""
+) -> LocalEngine | ServedTeacher | None:
+    """Return what samples from the teacher: a loop, with as many responses side by side as memory has room for, or its server.
+
+    None: the recipe does not let the server sample.
+    """
+    if isinstance(pair.teacher, ServedTeacher):
+        return pair.teacher.sampling_for(codec) if is_scored(job.work) else None
     work, policy = job.work, pair.held_teacher
     engine, _ = fit_to_memory(
         LocalEngine(policy, codec, work.rollout.limits(work.pass_limits), work.arithmetic),
@@ -171,14 +177,14 @@ def engine_of_teacher(
 def with_lead(
     state: DistillationState,
     selection: Selection,
-    teacher: LocalEngine | None,
+    teacher: LocalEngine | ServedTeacher | None,
     job: StageJob[ResolvedDistillation],
     test: Prompts,
 ) -> DistillationState:
-    """Return the state with the test scores of the student as it is, and of the teacher, which Vantage's own loop samples.
+    """Return the state with the test scores of the student as it is, and of the teacher.
 
     Args:
-        teacher: samples from the teacher; None: it is behind a server, is not sampled, and has no scores.
+        teacher: samples from the teacher; None: it is behind a server that is not asked to, and has no scores.
     """
     work = job.work
     num_tests = work.test_samples or work.validation_samples
@@ -186,7 +192,8 @@ def with_lead(
     state = replace(state, initial_scores=tuple(initial.scores.total.double().tolist()))
     if teacher is None:
         return state
-    of_teacher = replace(selection, models=replace(selection.models, policy=teacher.policy, engine=teacher))
+    held = {"policy": teacher.policy} if isinstance(teacher, LocalEngine) else {}
+    of_teacher = replace(selection, models=replace(selection.models, engine=teacher, **held))
     with progress.within("teacher"):
         best = of_teacher.respond(test, num_samples=num_tests)
     before, after = initial.scores.total.mean().item(), best.scores.total.mean().item()
@@ -196,6 +203,11 @@ def with_lead(
             "the teacher scores no higher than the student before training: %s is undefined", LEAD_SHARE
         )
     return replace(state, teacher_scores=tuple(best.scores.total.double().tolist()))
+
+
+def is_scored(work: ResolvedDistillation) -> bool:
+    """Return whether the teacher's own responses to the test prompts are scored."""
+    return work.teacher_server is None or work.teacher_server.sampled
 
 
 def update(
@@ -225,7 +237,7 @@ def compare(
 ) -> dict[str, Estimate]:
     """Return the test scores before training and of the teacher, the share of its lead, and the KL to it (nats a token).
 
-    The scores of a teacher behind a server are unknown.
+    The scores of a teacher behind a server that does not sample are unknown.
     """
     clusters = clusters_of(scored.sampled.prompts)
     initial, teacher = (
@@ -233,7 +245,7 @@ def compare(
     )
     measure = measure_reverse_kl if job.work.kl == "full" else measure_sampled_kl
     of_teacher: dict[str, Estimate] = {}
-    if job.work.teacher_server is None:
+    if is_scored(job.work):
         of_teacher = {
             "teacher_score": clustered_mean(teacher, clusters),
             LEAD_SHARE: lead_share(scored.scores.total, initial, teacher, clusters),

@@ -69,8 +69,9 @@ def publish(
     if producer is None or producer.model_id is None:
         raise PublishingError(f"stage {operation.stage!r}: no run of this server made {digest}")
     _create_registered_model(client, name)
-    first, *others = _versions_of(client, name, digest) or [None]
-    _delete_left_over(client, others)
+    found = _versions_of(client, name, digest)
+    _delete_left_over(client, found[1:])
+    first = found[0] if found else None
     repaired: tuple[str, ...] = ()
     if first is not None:
         version, tags = int(first.version), first.tags

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, StringConstraints
 
 from vantage.schemas.frozen import Frozen, rule
-from vantage.schemas.recipe.fields import Count, Positive, QueriedUrl, is_default, is_unset
+from vantage.schemas.recipe.fields import Count, Positive, QueriedUrl, Switch, is_default, is_unset
 from vantage.schemas.safe_text import is_secret_name
 
 _OWN_HEADERS = frozenset(
@@ -99,10 +99,13 @@ def _may_be_secret(name: str) -> bool:
 
 
 class TeacherServer(CalledServer):
-    """A server of vLLM that returns the log-probabilities of given tokens."""
+    """A server of vLLM that returns the log-probabilities of given tokens, and samples from the teacher if it is asked to."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=512)]
     """The model's name at the server."""
+    sampled: Switch = Field(False, exclude_if=is_default(False))
+    """Whether the server also samples the teacher's responses to the test prompts, so that its score and the share of its lead are
+    measured."""
 
     @property
     def name(self) -> str:

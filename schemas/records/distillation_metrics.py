@@ -11,7 +11,7 @@ DISTILLATION_METRICS: tuple[Metric, ...] = (
         "ρ·(log π − log π_teacher), and may be negative.",
     ),
     Metric("initial_score", "reward", "test_score of the student before training, on the same prompts with the same random numbers."),
-    Metric("teacher_score", "reward", "test_score of the teacher, on the same prompts with the same random numbers.", needs=("teacher",)),
+    Metric("teacher_score", "reward", "test_score of the teacher, on the same prompts with the same random numbers (a server's own).", needs=("teacher",)),
     Metric(
         LEAD_SHARE, "1",
         "(test_score − initial_score) / (teacher_score − initial_score): the share of the teacher's lead that the student has "

@@ -28,8 +28,8 @@ NEEDS: Mapping[str, Need] = {
     "also.verifier": Need("With a verifier as `also`.", "name a verifier as also"),
     "also.reward": Need("With a reward as `also`.", "name a reward as also"),
     "teacher": Need(
-        "With a `teacher`, not with a `teacher_server`.",
-        "name a folder or a stage as teacher (the score of a teacher_server is not measured; where you know it, gate on test_score)",
+        "With a `teacher`, or a `teacher_server` with `sampled: true`.",
+        "set teacher_server.sampled: true, so that the server's responses are scored too, or name a folder or a stage as teacher",
     ),
     "demonstrations": Need("With `demonstrations`.", "name a dataset as demonstrations"),
     **{f"samples.{k}": Need("", f"set samples_per_prompt: {k} or more") for k in PASS_AT},
@@ -53,7 +53,9 @@ class Metric:
 def settings_of(stage: Mapping[str, Any]) -> Settings | None:
     """Return the settings of an evaluation or a distillation, from its fields in a recipe; None: another kind, or a wrong judge."""
     if stage.get("kind") == "distillation":
-        return {"teacher_server" if stage.get("teacher_server") is not None else "teacher"}
+        server = stage.get("teacher_server")
+        is_scored = server is None or (isinstance(server, Mapping) and server.get("sampled") is True)
+        return {"teacher" if is_scored else "teacher_server"}
     if stage.get("kind") != "evaluation":
         return None
     main, also = (_kind_of_judge(stage.get(field)) for field in ("judge", "also"))

@@ -1,25 +1,29 @@
-"""A teacher behind a server of vLLM: the proof that it reads the student's tokens, and its log-probabilities of them.
+"""A teacher behind a server of vLLM: the proof that it reads the student's tokens, its log-probabilities of them, and its responses.
 
 Each answer is kept in the stage's file of answers, as those of judges are, so that a resumed stage asks nothing twice.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from vantage.models.sampling import Samples
 from vantage.models.sequences import Sequences
 from vantage.schemas.recipe.resolved import ResolvedDistillation
 from vantage.schemas.records.job import StageJob
 from vantage.schemas.records.stored_answers import Asked, question_digest
+from vantage.tasks.data.examples import Codec
 from vantage.tasks.rewards.answer_file import answer_file
 from vantage.tasks.rewards.asking import Asking, Form, JudgeRefused, Question, Reply, counted_tokens
 from vantage.tasks.rewards.model_scores import TokenizersDiffer
+from vantage.tasks.rollout.engine import Listener, SamplesWhenAsked, of_all_ranks
 from vantage.tasks.training import answer_record, ranks
+from vantage.tasks.training.seeds import derive_seed
 
 PHASE = "waiting for the teacher"
 TEXTS = ("What is 17 + 25? Answer: 42.", "  Ça\tcoûte 3,50 €.\n\n数学 = 'math' # 🙂\r\n")
@@ -35,8 +39,8 @@ HOW_TO_SERVE = (
 )
 
 
-class ServedTeacher:
-    """The teacher of a distillation; the first rank asks for all."""
+class ServedTeacher(SamplesWhenAsked):
+    """The teacher of a distillation; the first rank asks for all. It is an engine, whose weights never change."""
 
     def __init__(self, job: StageJob[ResolvedDistillation]) -> None:
         """Prepare to ask; nothing is sent.
@@ -49,6 +53,7 @@ class ServedTeacher:
         self._server, self._init, self._scratch = server, job.work.init, job.scratch
         self._path = f"stages.{job.name}.teacher_server"
         self._proof = ""
+        self._codec: Codec | None = None
 
     def prove(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Compare the server's tokenizer with the student's. All ranks call this.
@@ -72,6 +77,52 @@ class ServedTeacher:
             if ours != theirs:
                 raise TokenizersDiffer(self._difference(text, ours, theirs))
         self._proof = question_digest({"texts": texts, "ids": read})
+
+    def sampling_for(self, codec: Codec) -> "ServedTeacher":
+        """Return the teacher as an engine that samples responses as the codec limits and ends them."""
+        self._codec = codec
+        return self
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        greedy: bool = False,
+        listener: Listener | None = None,
+    ) -> Samples:
+        """See ``RolloutEngine``; the log-probabilities are 0, as nothing reads them. All ranks call this.
+
+        Raises:
+            JudgeUnavailable, JudgeRefused: see ``Asking.ask``.
+        """
+        assert self._codec is not None and not greedy, "only its score is measured"
+        generation = self._codec.generation
+        repeated = [prompt for prompt in prompts for _ in range(count)]
+        mine = slice(0, len(repeated)) if ranks.rank() == 0 else slice(0, 0)
+        asked = [
+            {
+                "model": self._server.model,
+                "tokenizer": self._proof,
+                "prompt_ids": prompt,
+                "seed": derive_seed(seed, "response", row),
+                "max_tokens": generation.max_response_tokens,
+                "end_ids": list(self._codec.stop_token_ids),
+            }
+            for row, prompt in enumerate(repeated)
+        ]
+        answers = [json.loads(each) for each in self._answers(Sampled(), asked[mine])]
+        own = Samples(
+            responses=[each["ids"] for each in answers],
+            ended=[each["ended"] for each in answers],
+            logprobs=[[0.0] * len(each["ids"]) for each in answers],
+        )
+        return of_all_ranks(own, mine, count=len(repeated), max_length=generation.max_response_tokens)
+
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Raise an error: the server has the teacher's own weights."""
+        raise TypeError("a teacher behind a server takes no weights")
 
     def logprobs(self, responses: Sequences) -> Tensor:
         """Return its log-probability of each response token (B,T), in nats, at temperature 1; 0 outside the mask. All ranks call this.
@@ -166,6 +217,47 @@ class Tokenized:
             ValueError, KeyError, TypeError: it is not a list of ids.
         """
         return [Reply(json.dumps([int(token) for token in body["tokens"]]))]
+
+
+class Sampled:
+    """Requests for a response to given ids, at temperature 1: vLLM's ``/v1/completions`` with ``return_token_ids``."""
+
+    path = "/v1/completions"
+    batch = 1
+
+    def body(self, questions: Sequence[Question]) -> Mapping[str, Any]:
+        """Return the request of one response."""
+        asked = questions[0].asked
+        return {
+            "model": asked["model"],
+            "prompt": asked["prompt_ids"],
+            "max_tokens": asked["max_tokens"],
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "seed": asked["seed"],
+            "stop_token_ids": asked["end_ids"],
+            "ignore_eos": True,  # the end tokens are those of the recipe alone
+            "return_token_ids": True,
+        }
+
+    def replies(self, body: Any, *, questions: Sequence[Question]) -> list[Reply]:
+        """Return the ids of the response, and whether it has ended, as JSON.
+
+        Raises:
+            ValueError, KeyError, TypeError, IndexError: it is no whole response.
+        """
+        asked, found = questions[0].asked, body["choices"][0]
+        ids, reason = [int(token) for token in found["token_ids"]], found["finish_reason"]
+        ended = bool(ids) and ids[-1] in asked["end_ids"]
+        if (reason == "stop") != ended or reason not in ("stop", "length"):
+            raise ValueError(f"the response ended for the reason {reason!r:.80} after {len(ids)} tokens")
+        if not ended and len(ids) != asked["max_tokens"]:
+            raise ValueError(
+                f"the response has {len(ids)} tokens and no end, and {asked['max_tokens']} were asked for"
+            )
+        tokens = (counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))
+        return [Reply(json.dumps({"ids": ids, "ended": ended}), *tokens)]
 
 
 class LogProbs:

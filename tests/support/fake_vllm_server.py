@@ -98,6 +98,8 @@ class Seen:
     """Names of the adapters, in order."""
     read: list[list[int]] = field(default_factory=list)
     """Ids of the requests to ``/v1/completions`` that were answered as they should be."""
+    completed: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    """Ids and seed of the requests to ``/v1/completions`` that were answered with a response."""
     num_asked: int = 0
     """Requests to ``/v1/completions`` and ``/tokenize``."""
     num_failed: int = 0
@@ -245,6 +247,27 @@ class FakeServer:
         if number in self.faults.aborted:
             ids, logprobs, reason = ids[:1], logprobs[:1], "abort"
         return number, choice(ids, logprobs, reason, version)
+
+    def completed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request for a response with its ids, as vLLM writes it."""
+        assert body["return_token_ids"] and body["ignore_eos"]
+        assert (body["temperature"], body["top_p"], body["top_k"]) == (1.0, 1.0, -1)
+        with self._lock:
+            found = sample(
+                self.model,
+                [body["prompt"]],
+                max_new_tokens=body["max_tokens"],
+                temperature=1.0,
+                eos_token_ids=body["stop_token_ids"],
+                pad_token_id=0,
+                seed=body["seed"],
+            )
+            self.seen.completed.append((tuple(body["prompt"]), body["seed"]))
+        ids = found.responses[0]
+        reason = "stop" if found.ended[0] else "length"
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
+        chosen = {"index": 0, "text": "", "finish_reason": reason, "token_ids": ids}
+        return {"choices": [chosen], "usage": usage}
 
     @torch.no_grad()
     def read(self, ids: list[int], model: Any = None) -> list[Any]:
@@ -428,6 +451,8 @@ class _Handler(BaseHTTPRequestHandler):
         served = self.server_of
         if body["model"] != "served":
             return self._answer(404, {"error": {"message": f"The model {body['model']!r} does not exist."}})
+        if "prompt_logprobs" not in body:
+            return self._answer(200, served.completed(body))
         assert (body["max_tokens"], body["prompt_logprobs"]) == (1, 0)
         found = {"index": 0, "text": "", "prompt_logprobs": served.read(body["prompt"])}
         served.seen.read.append(body["prompt"])

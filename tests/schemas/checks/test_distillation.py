@@ -88,14 +88,16 @@ def test_a_gate_on_the_share_of_the_lead_may_have_a_confidence(plain: dict[str, 
 
 @pytest.mark.parametrize("metric", ["teacher_lead_share", "teacher_score"])
 def test_a_gate_on_the_score_of_a_served_teacher_is_refused(plain: dict[str, Any], metric: str) -> None:
-    """Nothing samples from that teacher, so its score is unknown; a gate on the student's own score is left."""
+    """Nothing samples from that teacher, so its score is unknown, unless the server is asked to."""
     served = {"kl": "sampled", "teacher_server": SERVED, "gate": {"metric": metric, "at_least": 0.5}}
     del plain["stages"]["student"]["teacher"], plain["models"]
     with pytest.raises(RecipeError) as refused:
         parsed(plain, **served)
     [problem] = str(refused.value).splitlines()[-1:]
-    assert f"a distillation stage does not measure '{metric}'; name a folder or a stage as teacher" in problem
-    assert "where you know it, gate on test_score" in problem
+    assert f"a distillation stage does not measure '{metric}'; set teacher_server.sampled: true" in problem
+    assert "or name a folder or a stage as teacher" in problem
+    sampled = served | {"teacher_server": SERVED | {"sampled": True}}
+    assert parsed(plain, **sampled).stages["student"].gate[0].metric == metric
     [gate] = parsed(plain, gate={"metric": "test_score", "at_least": 0.5}).stages["student"].gate
     assert gate.metric == "test_score"
 
