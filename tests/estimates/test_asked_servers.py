@@ -129,6 +129,10 @@ def test_a_served_teacher_is_asked_about_every_rollout_and_the_last_test() -> No
     assert found.least_seconds == 104.0 and found.question_tokens is None
     parts = (*stage.workload.networks, *stage.workload.passes, *stage.workload.samplings)
     assert {each.role for each in parts} == {"policy"}
+    plain["stages"]["student"]["teacher_server"] = server | {"sampled": True}
+    [stage] = estimate_recipe(parse_recipe(yaml.safe_dump(plain)), gpu="h100").stages[-1:]
+    [found] = stage.workload.asked
+    assert found.responses == 3 * 32 + 8 + 8, "and about 8 responses of its own"
 
 
 def test_a_held_teacher_of_sampled_tokens_reads_each_rollout_once() -> None:
