@@ -13,7 +13,7 @@ from tests.support.fake_vllm_server import serving
 from tests.tasks.alike import ADAM_EPS, run_to_compare
 from tests.tasks.test_asked_meanwhile import judged
 from tests.tasks.test_distillation_by_server import served_job
-from tests.tasks.test_stages_on_ranks import last_metrics, of_kind, result_of, start
+from tests.tasks.test_stages_on_ranks import last_metrics, of_kind, of_preset, result_of, start
 from vantage.ledger.journal import read
 from vantage.models.folders import load_policy
 from vantage.schemas.kinds import resolve_work
@@ -98,6 +98,16 @@ def scored_by_a_model(pipeline: Any, folder: Path) -> StageJob:
     return job.model_copy(update={"rewards": rewards, "inputs": inputs, "digests": digests})
 
 
+def optimised_by_a_judge(pipeline: Any, folder: Path, judge: FakeJudge) -> StageJob:
+    """One iteration of GRPO whose whole reward is a judge's score."""
+    folder.mkdir()
+    server = JudgeServer(url=f"{judge.url}/v1", model="m", name="judge", at_once=3)
+    job = of_preset("grpo", iterations=1, microbatch_size=2)(pipeline, folder)
+    inputs = {role: path for role, path in job.inputs.items() if not role.startswith("reward")}
+    rewards = {"main": Reward(terms=(JudgeTerm(judge=server),))}
+    return job.model_copy(update={"rewards": rewards, "inputs": inputs})
+
+
 def on_two_ranks(folder: Path, job: StageJob) -> None:
     """Run the job, and assert that both ranks measure the same."""
     folder.mkdir(exist_ok=True)
@@ -165,6 +175,26 @@ def test_two_ranks_ask_while_they_sample(
     for name in ("judge_asked", "judge_answers"):
         assert found.metrics[name] == expected.metrics[name] > 0
     assert found.metrics["judge_failed_calls"] > 0 == expected.metrics["judge_failed_calls"]
+
+
+def test_two_ranks_optimise_the_rewards_that_a_judge_gives_one_process(
+    pipeline: Any, tmp_path: Path, servers: tuple[FakeJudge, FakeJudge]
+) -> None:
+    """GRPO: the scores decide the advantages, so the update is that of one process only if the rewards are."""
+    judge, _ = servers
+    alone = optimised_by_a_judge(pipeline, tmp_path / "alone", judge)
+    run_to_compare(alone)
+    judge.seen.questions.clear()
+    judge.faults.share = FAILING
+    together = optimised_by_a_judge(pipeline, tmp_path / "together", judge)
+    on_two_ranks(tmp_path / "ranks", together)
+    assert set(judge.seen.questions.values()) == {1}
+    assert lines(together) == lines(alone)
+    [found, *_], [expected, *_] = (read(job.scratch / JOURNAL) for job in (together, alone))
+    for name in ("judge_asked", "score_mean"):
+        assert found.metrics[name] == pytest.approx(expected.metrics[name], abs=1e-6), name
+    assert found.metrics["judge_failed_calls"] > 0 == expected.metrics["judge_failed_calls"]
+    assert last_metrics(together) == pytest.approx(last_metrics(alone), rel=2e-3, abs=2e-4)
 
 
 def test_two_ranks_share_the_questions_to_a_judging_model(pipeline: Any, tmp_path: Path) -> None:
