@@ -251,10 +251,12 @@ class Sampled:
         ids, reason = [int(token) for token in found["token_ids"]], found["finish_reason"]
         ended = bool(ids) and ids[-1] in asked["end_ids"]
         if (reason == "stop") != ended or reason not in ("stop", "length"):
-            raise ValueError(f"the response ended for the reason {reason!r:.80} after {len(ids)} tokens")
+            raise ValueError(
+                f"the response ended for the reason {reason!r:.80} after {len(ids)} tokens; it is asked for again"
+            )
         if not ended and len(ids) != asked["max_tokens"]:
             raise ValueError(
-                f"the response has {len(ids)} tokens and no end, and {asked['max_tokens']} were asked for"
+                f"the response has {len(ids)} of {asked['max_tokens']} tokens and no end; it is asked for again"
             )
         tokens = (counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens"))
         return [Reply(json.dumps({"ids": ids, "ended": ended}), *tokens)]

@@ -153,7 +153,7 @@ def test_calls_that_fail_change_nothing_and_a_rerun_asks_nothing(
         ({"token_ids": [7, 2], "finish_reason": "length"}, "ended for the reason 'length' after 2 tokens"),
         ({"token_ids": [7, 8], "finish_reason": "stop"}, "ended for the reason 'stop' after 2 tokens"),
         ({"token_ids": [7], "finish_reason": "abort"}, "ended for the reason 'abort'"),
-        ({"token_ids": [7, 8], "finish_reason": "length"}, "has 2 tokens and no end, and 3 were asked for"),
+        ({"token_ids": [7, 8], "finish_reason": "length"}, "has 2 of 3 tokens and no end"),
         ({"token_ids": [], "finish_reason": "stop"}, "after 0 tokens"),
         ({"finish_reason": "stop"}, "token_ids"),
         ({"token_ids": None, "finish_reason": "stop"}, ""),
