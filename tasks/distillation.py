@@ -192,8 +192,8 @@ def with_lead(
     state = replace(state, initial_scores=tuple(initial.scores.total.double().tolist()))
     if teacher is None:
         return state
-    held = {"policy": teacher.policy} if isinstance(teacher, LocalEngine) else {}
-    of_teacher = replace(selection, models=replace(selection.models, engine=teacher, **held))
+    policy = teacher.policy if isinstance(teacher, LocalEngine) else selection.models.policy
+    of_teacher = replace(selection, models=replace(selection.models, policy=policy, engine=teacher))
     with progress.within("teacher"):
         best = of_teacher.respond(test, num_samples=num_tests)
     before, after = initial.scores.total.mean().item(), best.scores.total.mean().item()
