@@ -24,6 +24,14 @@ from vantage.made_up import inner
 def double(x):
     """Twice."""
     return 2 * x  # a comment
+
+async def later(x):
+    """Some time."""
+    return x
+
+class Number:
+    """A count."""
+    value = 1
 '''
 
 
@@ -70,6 +78,8 @@ def _forget_digests() -> object:
     [
         ("Twice.", "Two times."),
         ("What it does.", "Other words."),
+        ("Some time.", "At another time."),
+        ("A count.", "How many."),
         ("  # a comment", ""),
         ("return 2 * x", "return (2\n        * x)"),
     ],
@@ -117,7 +127,9 @@ def test_code_without_the_prefix_has_the_digest_that_it_had(package: Path) -> No
     trees = {
         "made_up.stage": MODULE.replace("from vantage.", "from ")
         .replace('"""What it does."""', "")
-        .replace('"""Twice."""', ""),
+        .replace('"""Twice."""', "")
+        .replace('"""Some time."""', "")
+        .replace('"""A count."""', ""),
         "made_up.inner": "LIMIT = 3\n",
         "made_up": "",
     }
@@ -240,3 +252,20 @@ def test_where_nothing_can_be_kept_the_digest_is_the_same(
 
 def _no_parser(source: bytes) -> ast.Module:
     raise AssertionError(f"parsed {len(source)} bytes")
+
+
+def test_what_checks_in_a_sandbox_is_code_of_every_stage_that_checks() -> None:
+    """It is started as a process, and never imported."""
+    assert "tasks.rewards.sandbox_inside" in module_digests("vantage.tasks.rewards.sandbox")
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("collects", [False, True])
+def test_garbage_is_collected_afterwards_as_before(collects: bool) -> None:
+    was_enabled = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        digest()
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if was_enabled else gc.disable)()

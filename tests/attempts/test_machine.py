@@ -1,6 +1,8 @@
 import asyncio
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -10,11 +12,14 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.machine import (
     Machine,
     Share,
+    available_cpus,
     available_gpus,
+    check_resources,
     gpus_listed,
     with_uuids,
 )
 from vantage.cli.main import app
+from vantage.runs.resolving import load_resolved
 from vantage.schemas.recipe.stage import Resources
 
 
@@ -195,10 +200,49 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22222222-bbbb)
 
     def test_of_a_broken_driver_are_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{self.LISTING}END\nexit 9\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         assert available_gpus() == ()
+
+    def test_of_a_driver_that_hangs_are_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def hang(command: list[str], *, timeout: float, **_: Any) -> None:
+            raise subprocess.TimeoutExpired(command, timeout)
+
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(machine.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+        monkeypatch.setattr(machine.subprocess, "run", hang)
+        assert available_gpus() == ()
+
+
+def test_cpus_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of 64, and no container says less."""
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {1, 2, 5})
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(machine, "whole_cpus", lambda cpus: cpus)
+    assert available_cpus() == 3
+
+
+def test_a_stage_that_needs_more_gpus_is_refused_unless_a_pool_computes_it(
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "this_machine", lambda: Machine(cpus=2))
+    gpus = "stages.sft.resources.gpus=4"
+    with pytest.raises(ValueError, match=r"^stages\.sft\.resources\.gpus=4 is more than this machine's 0"):
+        check_resources(load_resolved(recipe_file, [gpus])[0])
+    check_resources(load_resolved(recipe_file, [gpus, "stages.sft.resources.pool=gpu"])[0])
+
+
+def test_a_stage_whose_optimizer_needs_a_package_is_refused_unless_a_pool_computes_it(
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    states = "stages.sft.optimizer_states=8bit"
+    with pytest.raises(
+        ValueError, match=r"stages\.sft\.optimizer_states=8bit needs the package bitsandbytes"
+    ):
+        check_resources(load_resolved(recipe_file, [states])[0])
+    check_resources(load_resolved(recipe_file, [states, "stages.sft.resources.pool=gpu"])[0])
 
 
 def test_a_plan_refuses_what_needs_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from vantage.schemas.kinds import KINDS
 @every("kind", KINDS)
 def test_every_kind_of_work_has_a_provenance(kind: str) -> None:
     made_with = provenance(kind, threads=2, world_size=1)
-    assert made_with["threads"] == "2"
+    assert (made_with["threads"], made_with["world_size"]) == ("2", "1")
+    libraries = {"torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy"}
+    assert set(made_with) == {"code", "python", "device", "threads", "world_size", *libraries}
     assert made_with["torch"].startswith("2.")
     assert len(made_with["code"]) == 64
 
@@ -34,12 +36,15 @@ def test_the_gpu_is_the_one_that_the_driver_names(tmp_path: Path, monkeypatch: p
     folder = tmp_path / "gpus" / "0000:01:00.0"
     folder.mkdir(parents=True)
     (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   7\n")
+    (tmp_path / "gpus" / "0000:02:00.0").mkdir()
+    (tmp_path / "gpus" / "0000:02:00.0" / "information").write_text("Model: another\n")
     monkeypatch.setattr(subject, "NVIDIA", tmp_path)
     assert provenance("sft", threads=1, world_size=1)["device"] == "NVIDIA H200"
     monkeypatch.setenv("VANTAGE_CUDA_GRAPHS", "0")
     assert provenance("sft", threads=1, world_size=1)["device"] == "NVIDIA H200 without CUDA graphs"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert provenance("sft", threads=1, world_size=1)["device"] == "cpu"
+    for none in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert provenance("sft", threads=1, world_size=1)["device"] == "cpu"
 
 
 def test_nothing_that_it_describes_is_loaded() -> None:

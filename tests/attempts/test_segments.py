@@ -18,25 +18,31 @@ def attempts(scratch: Path, *begun: tuple[int, int]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("begun", "world_size", "ranks"),
+    ("begun", "world_size", "ranks", "first_change"),
     [
-        ([(0, 2)], "2", None),
-        ([(0, 2), (5, 2)], "2", None),
-        ([(0, 2), (5, 1)], "1", "2 until step 5, then 1"),
-        ([(0, 2), (5, 1), (9, 1)], "1", "2 until step 5, then 1"),  # the third attempt forgot it before
-        ([(0, 2), (5, 1), (9, 2)], "2", "2 until step 5, 1 until step 9, then 2"),
-        ([(0, 2), (0, 1), (5, 1)], "1", None),  # the first attempt left nothing
-        ([(0, 2), (5, 4), (5, 1)], "1", "2 until step 5, then 1"),  # nor did the second
-        ([(0, 2), (5, 1), (5, 2)], "2", None),
+        ([(0, 2)], "2", None, None),
+        ([(0, 2), (5, 2)], "2", None, None),
+        ([(0, 2), (5, 1)], "1", "2 until step 5, then 1", "1"),
+        ([(0, 2), (5, 1), (9, 1)], "1", "2 until step 5, then 1", "1"),  # the third attempt forgot it before
+        ([(0, 2), (5, 1), (9, 2)], "2", "2 until step 5, 1 until step 9, then 2", "1"),
+        ([(0, 2), (0, 1), (5, 1)], "1", None, None),  # the first attempt left nothing
+        ([(0, 2), (5, 4), (5, 1)], "1", "2 until step 5, then 1", "1"),  # nor did the second
+        ([(0, 2), (5, 1), (5, 2)], "2", None, None),
     ],
 )
 def test_every_change_is_named_with_its_step(
-    tmp_path: Path, begun: list[tuple[int, int]], world_size: str, ranks: str | None
+    tmp_path: Path,
+    begun: list[tuple[int, int]],
+    world_size: str,
+    ranks: str | None,
+    first_change: str | None,
 ) -> None:
     found = attempts(tmp_path, *begun)
     assert found["world_size"] == world_size
     assert found.get("ranks") == ranks
-    assert ("not_bitwise" in found) == (ranks is not None)
+    assert found.get("not_bitwise") == (
+        None if first_change is None else f"begun on 2 processes, continued on {first_change}"
+    )
 
 
 def test_a_stage_of_an_earlier_version_has_none(tmp_path: Path) -> None:

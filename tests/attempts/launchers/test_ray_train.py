@@ -32,19 +32,14 @@ from tests.attempts.launchers.test_torchrun import (
 from tests.support.fork_server import WITH_TORCH
 from tests.support.ranked_stages import MISBEHAVES_AFTER, STEPS
 from tests.support.real_runs import wait_for
-from tests.support.version import PROJECT_VERSION
-from vantage.attempts import machine
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers import local_process
 from vantage.attempts.launchers.launcher import StageFailed
 from vantage.attempts.launchers.local_process import LocalProcess
 from vantage.attempts.launchers.waiting import what_it_waits_for
-from vantage.attempts.machine import Machine, check_ray, num_ranks
 from vantage.attempts.segments import ranks_of, read_segments
 from vantage.cli.main import app
-from vantage.schemas.recipe.stage import Resources
-from vantage.schemas.recipe.stages import ValuePretraining
-from vantage.schemas.records.attempt import Failure, Share
+from vantage.schemas.records.attempt import Failure
 from vantage.schemas.records.job import StageResult
 from vantage.tasks.training.progress import read_progress
 from vantage.tasks.training.scratch import PROGRESS, read_committed
@@ -300,79 +295,12 @@ def test_what_a_cluster_starts_for_a_stage_asks_no_other_cluster(
         ray.shutdown()
 
 
-def test_a_node_that_does_not_see_the_folder_or_has_other_versions_is_refused(tmp_path: Path) -> None:
-    from vantage.attempts.launchers import ray_train
-
-    with pytest.raises(ValueError, match=r"does not see .*put the workspace"):
-        ray_train._check_node(tmp_path / "job.json", ray_train._versions())
-    (tmp_path / "job.json").touch()
-    ray_train._check_node(tmp_path / "job.json", ray_train._versions())
-    with pytest.raises(ValueError, match=r"'torch': '1\.0'.*install the same versions on all nodes"):
-        ray_train._check_node(tmp_path / "job.json", {**ray_train._versions(), "torch": "1.0"})
-    with pytest.raises(
-        ValueError,
-        match=rf"'vantage': '{re.escape(PROJECT_VERSION)} \(0{{12}}\)'.*install the same versions on all nodes",
-    ):
-        ray_train._check_node(
-            tmp_path / "job.json", {**ray_train._versions(), "vantage": f"{PROJECT_VERSION} ({'0' * 12})"}
-        )
-
-
 def test_without_a_cluster_the_stage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     cause, code, message = failure(tmp_path)
     assert (cause, code) == ("refused", ExitCode.BAD_INPUT)
     assert "resources.nodes=2: this machine reaches no Ray cluster (RAY_ADDRESS=127.0.0.1:9)" in message
     assert "ray start --head" in message
-
-
-def test_without_ray_a_recipe_that_needs_it_is_refused_before_it_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"resources\.nodes=4 needs Ray .*pip install 'vantage-rlhf\[ray\]'"):
-        check_ray(4)
-
-
-def test_ranks_are_those_of_each_node_and_take_nothing_of_the_machine_that_drives_them() -> None:
-    assert num_ranks(work_of(None, nodes=4, gpus=8), Share(cpus=1)) == 32
-    assert num_ranks(work_of(3, nodes=2), Share(cpus=1, gpus=("0",))) == 6
-    assert num_ranks(work_of(None, nodes=2), None) == 2
-    assert num_ranks(work_of(None, nodes={"least": 1, "most": 4}, gpus=8), None) == 32
-    resources = Resources.model_validate({"nodes": 4, "gpus": 8})
-    assert Machine(cpus=4).share_of(resources) == (1, 0)
-
-
-def test_ray_places_the_ranks_of_a_node_together_and_single_ones_apart() -> None:
-    from vantage.attempts.launchers import ray_train
-
-    def placement(nodes: int, num_ranks: int, **resources: Any) -> tuple[Any, ...]:
-        found = ray_train._placement(
-            Resources.model_validate({"nodes": nodes, **resources}), nodes=nodes, num_ranks=num_ranks
-        )
-        return (
-            found.num_workers,
-            found.use_gpu,
-            (found.resources_per_worker or {})["CPU"],
-            found.placement_strategy,
-        )
-
-    assert placement(4, 32, gpus=8, cpus=64) == (32, True, 8, "PACK")
-    assert placement(2, 2) == (2, False, 1, "STRICT_SPREAD")
-
-
-@pytest.mark.parametrize(("ahead", "threads"), [(0, 4), (1, 2)])
-def test_a_rank_that_samples_ahead_has_half_of_its_threads(ahead: int, threads: int) -> None:
-    """Two nodes of eight CPUs have four ranks."""
-    from vantage.attempts.launchers import ray_train
-
-    names = {"policy": "sft", "init": "reward", "reward": "main", "prompts": "prompts"}
-    resources = {"nodes": 2, "cpus": 8, "distributed": {"ranks": 4}}
-    work = ValuePretraining.model_validate(
-        {"kind": "value_pretraining", **names, "rollout": {"ahead": ahead}, "resources": resources}
-    )
-    assert ray_train._threads(work, nodes=2, num_ranks=4) == threads
-    assert ray_train._threads(work, nodes=2, num_ranks=32) == 1
 
 
 RECIPE = """\

@@ -6,11 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
 
 from tests.attempts.launchers.test_local_process import is_alive
 from tests.support.ranked_stages import MISBEHAVES_AFTER, STEPS
@@ -23,7 +26,7 @@ from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.stage import Resources
 from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 from vantage.schemas.recipe.work import ImportVerifier, Work
-from vantage.schemas.records.attempt import Share
+from vantage.schemas.records.attempt import Failure, Share
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.training.scratch import read_committed
 
@@ -254,3 +257,40 @@ def test_ranks_without_gpus_take_as_many_as_there_are_ranks_or_none() -> None:
         gpus(machine, gpus=4)
     with pytest.raises(ValueError, match=r"gpus=2 and distributed\.ranks=3 differ"):
         Resources.model_validate({"gpus": 2, "distributed": {"ranks": 3}})
+
+
+def ended_by(folder: Path, exitcode: int) -> ChildFailedError:
+    """Return the agent's error for a rank that ended so, which has written nothing."""
+    failure = ProcessFailure(local_rank=1, pid=1, exitcode=exitcode, error_file=str(folder / "none"))
+    return ChildFailedError("stage", {1: failure})
+
+
+@pytest.mark.parametrize(("exitcode", "expected"), [(-9, 137), (-15, 143), (3, 3)])
+def test_ranks_share_the_threads_and_the_first_that_ends_gives_the_exit_code(
+    exitcode: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell's number of the signal, unless a rank has reported a failure."""
+    from vantage.attempts.launchers import torchrun
+
+    job_file, launched = tmp_path / "scratch" / "attempt-1" / "job.json", []
+    job_file.parent.mkdir(parents=True)
+
+    def fail(config: LaunchConfig, _: object) -> Callable[..., None]:
+        def launch(*arguments: object) -> None:
+            launched.append((config.nproc_per_node, config.max_restarts, *arguments))
+            raise ended_by(tmp_path, exitcode)
+
+        return launch
+
+    monkeypatch.setattr(torchrun, "elastic_launch", fail)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torchrun.faulthandler, "unregister", lambda _: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert torchrun.run_ranks(job_file, TRAIN, 3) == expected
+    assert launched == [(3, 0, str(job_file), TRAIN, 2)]
+    reported = Failure(exit_code=ExitCode.BAD_INPUT, cause="refused", message="row 7", remedy="remove it")
+    job_file.with_name("failure.json").write_text(reported.model_dump_json())
+    assert torchrun.run_ranks(job_file, TRAIN, 3) == ExitCode.BAD_INPUT
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torchrun.run_ranks(job_file, TRAIN, 3)
+    assert launched[-1][-1] == 1
