@@ -133,3 +133,9 @@ def test_a_recorded_key_is_made_again_without_the_source(tmp_path: Path) -> None
     (tmp_path / "model" / "tokenizer_config.json").unlink()
     for parts in (recorded, former):
         assert _extra(recipe, "sft", facts=facts_in_key(parts)) == parts["extra"]
+
+
+def test_a_model_behind_another_stage_counts(tmp_path: Path) -> None:
+    """``judged`` reads the model that ``sft`` has trained."""
+    _model(tmp_path / "model", CLOCK)
+    assert _extra(_recipe(tmp_path), "judged")["date"] == "2024-07-26"

@@ -13,6 +13,7 @@ from vantage.attempts.jobs import (
     seed_of,
     steps_of,
     threads_of,
+    with_bases,
     work_of,
 )
 from vantage.runs.resolving import load_resolved
@@ -59,9 +60,11 @@ def request(recipe: ResolvedRecipe, step: str, folder: Path, **options: Any) -> 
 
 
 def test_a_request_carries_what_its_stage_reads_and_no_more(recipe: ResolvedRecipe, tmp_path: Path) -> None:
-    asked = request(recipe, "value", tmp_path, share=Share(cpus=1, gpus=("3",)), microbatch_tokens=2)
+    bounds = {"microbatch_tokens": 2, "microbatch_size": 3}
+    asked = request(recipe, "value", tmp_path, share=Share(cpus=1, gpus=("3",)), only_reuse=True, **bounds)
     assert set(asked.rewards) == {"main"}
-    assert (asked.seed, asked.microbatch_tokens, asked.share) == (17, 2, Share(cpus=1, gpus=("3",)))
+    assert (asked.seed, asked.share, asked.only_reuse) == (17, Share(cpus=1, gpus=("3",)), True)
+    assert (asked.microbatch_tokens, asked.microbatch_size) == (2, 3)
     assert asked.inputs == dict.fromkeys(
         ["policy", "init", "reference", "prompts", "reward.main.0"], policy()
     )
@@ -176,3 +179,38 @@ def test_a_job_knows_what_share_of_its_rows_may_be_unusable(recipe_file: Path) -
     assert steps_of(recipe)["reward"].max_dropped == {"data": 0.07}
     assert steps_of(recipe)["value"].max_dropped == {"prompts": 0.2}
     assert steps_of(recipe)["model"].max_dropped == {}
+
+
+def test_adapters_bring_their_base_which_is_in_no_key(recipe: ResolvedRecipe, tmp_path: Path) -> None:
+    """The digest of the adapters names their base."""
+    base = policy().model_copy(update={"digest": "b" * 64})
+    adapters = policy().model_copy(update={"base": base.digest})
+    inputs = with_bases({"init": adapters, "data": policy()}, [policy(), base])
+    assert inputs == {"init": adapters, "init.base": base, "data": policy()}
+
+    def asked(read: dict[str, Any]) -> AttemptRequest:
+        return request_for(
+            steps_of(recipe)["sft"], read, run_id="r", storage=str(tmp_path), log=tmp_path / "log.txt"
+        )
+
+    assert asked(inputs).inputs == inputs
+    assert asked(inputs).stage_key == asked({"init": adapters, "data": policy()}).stage_key
+    with pytest.raises(
+        ValueError, match=f"init: no step of this run made {base.digest}, which is the base of"
+    ):
+        with_bases({"init": adapters}, [policy()])
+
+
+def test_neither_adapters_nor_a_date_change_the_import_of_their_base(recipe_file: Path) -> None:
+    plain = load_resolved(recipe_file)[0]
+    other = load_resolved(recipe_file, ["model.lora={rank: 2}", "model.date=2031-02-01"])[0]
+    assert work_of(other, "model") == work_of(plain, "model")
+    assert key_parts_of(other, "model", {}) == key_parts_of(plain, "model", {})
+
+
+def test_answers_are_in_the_key_of_prompts_where_a_verifier_reads_them(recipe_file: Path) -> None:
+    verifier = "verifiers={exact: {source: 'builtin:exact_match'}}"
+    recipe = load_resolved(recipe_file, [verifier])[0]
+    assert key_parts_of(recipe, "data.prompts", {})["extra"] == {"answers": True}
+    assert key_parts_of(recipe, "data.demonstrations", {})["extra"] == {}
+    assert key_parts_of(load_resolved(recipe_file)[0], "data.prompts", {})["extra"] == {}

@@ -1,6 +1,8 @@
 """Who asks a run to stop, and what becomes of its attempts on pools."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -8,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.orchestrated import attempt, attempt_all, orchestrated
-from vantage.attempts.stopping import DRAIN_FILE, Stop, stopping
+from vantage.attempts.stopping import DRAIN_FILE, Stop, first_error, stopping
 from vantage.flows.execution import exit_code
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.pools.run_on_pool import CANCELLED_IN_PREFECT, _Attempt
@@ -90,3 +92,48 @@ def test_a_stage_that_was_cancelled_in_prefect_is_not_tried_again(
     assert (stage.status, stage.exit_code) == ("failed", 75)
     assert "cancelled in Prefect" in str(stage.reason)
     assert exit_code(orchestrator.run.record) == 75
+
+
+def test_after_the_block_signals_mean_what_they_meant() -> None:
+    def own(number: int, _: object) -> None: ...
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    async def stopped() -> list[str]:
+        called: list[str] = []
+        with stopping(lambda: called.append("stop")):
+            for number in numbers[:2]:
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0.05)
+        return called
+
+    try:
+        for number in numbers:
+            signal.signal(number, own)
+        assert asyncio.run(stopped()) == ["stop", "stop"]
+        assert [signal.getsignal(number) for number in numbers] == [own] * 3
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, asyncio.CancelledError])
+def test_an_error_in_the_block_stops_what_runs_beside_it(error: type[BaseException]) -> None:
+    called: list[str] = []
+
+    async def fail() -> None:
+        with pytest.raises(error), stopping(lambda: called.append("stop")):
+            raise error
+
+    asyncio.run(fail())
+    assert called == ["stop"]
+
+
+def test_of_the_errors_of_groups_in_groups_the_first_is_raised() -> None:
+    first = ValueError("the cause")
+    inner = BaseExceptionGroup("inner", [first, KeyError("later")])
+    outer = BaseExceptionGroup("outer", [BaseExceptionGroup("middle", [inner]), OSError("last")])
+    with pytest.raises(ValueError, match="the cause") as raised, first_error():
+        raise outer
+    assert raised.value is first

@@ -48,3 +48,38 @@ def test_a_killed_process_leaves_no_temporary_files(tmp_path: Path, monkeypatch:
         raise KeyError("stop")
     assert made[0].is_relative_to(tmp_path)
     assert [*tmp_path.iterdir()] == []
+
+
+ANSWERS = """
+import os, sys
+from vantage.schemas.records.sampling import ModelOpened, Refused
+names = ("TMPDIR", "PYTHONSAFEPATH", "MLFLOW_TRACKING_PASSWORD", "OPENLINEAGE_API_KEY", "HF_TOKEN")
+told = " ".join(f"{name}={os.environ.get(name)}" for name in names)
+print("a line of the library", file=sys.stderr, flush=True)
+for line in sys.stdin:
+    print(Refused(refused=told, is_ours=IS_OURS).model_dump_json(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("is_ours", "error"), [(False, ValueError), (True, sampling_process.SamplingFailed)])
+def test_a_refusal_is_the_users_and_an_internal_error_shows_what_the_process_wrote(
+    is_ours: bool, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the process has its own folder of temporary files, and no login that only servers of records need."""
+
+    class Process(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__([sys.executable, "-c", ANSWERS.replace("IS_OURS", str(is_ours))], **options)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sampling_process.subprocess, "Popen", Process)
+    for login in ("MLFLOW_TRACKING_PASSWORD", "OPENLINEAGE_API_KEY"):
+        monkeypatch.setenv(login, "word-of-a-server")
+    monkeypatch.setenv("HF_TOKEN", "t")
+    opening = OpenModel(source="builtin:tiny")
+    with sampling_process.open_model(opening) as opened, pytest.raises(error) as refused:
+        opened.opened()
+    told = str(refused.value)
+    assert told.startswith(f"TMPDIR={tmp_path}/vantage-model-process-")
+    assert "PYTHONSAFEPATH=1 MLFLOW_TRACKING_PASSWORD=None OPENLINEAGE_API_KEY=None HF_TOKEN=t" in told
+    assert ("a line of the library" in told) == is_ours

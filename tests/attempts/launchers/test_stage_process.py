@@ -7,13 +7,15 @@ import pytest
 from vantage.attempts.exit_codes import ExitCode, may_be_retried
 from vantage.attempts.launchers.stage_process import explain, import_function
 from vantage.schemas.records.job import StageResult
+from vantage.storage.records import BucketNotFound
+from vantage.storage.refs import DamagedObject
 from vantage.tasks.rewards.answered_scores import BudgetSpent, UnreadableAnswer
 from vantage.tasks.rewards.asking import JudgeRefused, JudgeUnavailable
 from vantage.tasks.rollout.remote_engine import EngineUnavailable
 from vantage.tasks.rollout.running_vllm import VllmCannotStart, VllmFailed
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.nonfinite import TrainingDiverged
-from vantage.tasks.training.preemption import Preempted
+from vantage.tasks.training.preemption import Preempted, TimeIsUp
 
 
 def test_only_torchs_own_error_and_pythons_mean_memory() -> None:
@@ -102,7 +104,46 @@ def test_a_missing_file_and_a_model_that_does_not_validate_are_refused() -> None
 
 
 def test_a_preempted_stage_is_to_be_resumed() -> None:
-    assert explain(Preempted("saved at step 3")).exit_code == ExitCode.RESUME
+    failure = explain(Preempted("saved at step 3"))
+    assert (failure.exit_code, failure.cause) == (ExitCode.RESUME, "preempted")
+    time_is_up = explain(TimeIsUp("saved at step 3"))
+    assert (time_is_up.exit_code, time_is_up.cause) == (ExitCode.RESUME, "time")
+    assert "raise the limit" in time_is_up.remedy
+
+
+def test_what_the_storage_has_lost_is_made_anew_and_no_bad_input() -> None:
+    damaged = explain(DamagedObject("objects/ab is missing"))
+    assert (damaged.exit_code, damaged.cause) == (ExitCode.STORAGE, "storage")
+    assert damaged.remedy == "run the same command again, which makes it anew"
+    bucket = explain(BucketNotFound("s3://none does not exist"))
+    assert (bucket.exit_code, bucket.cause) == (ExitCode.STORAGE, "storage")
+    assert bucket.remedy.startswith("look at the bucket's address")
+
+
+def raised_from(
+    error: BaseException, cause: BaseException | None, *, while_handling: BaseException
+) -> BaseException:
+    """Return the error as it is when it was raised from a cause, or from None, while another was handled."""
+    error.__context__ = while_handling
+    error.__cause__ = cause
+    return error
+
+
+def test_a_full_disk_below_an_error_is_found_unless_the_error_was_raised_from_none() -> None:
+    full, other = OSError(errno.ENOSPC, "No space left on device"), KeyError("x")
+    implied = RuntimeError("cannot save")
+    implied.__context__ = full
+    assert explain(implied).cause == "storage"
+    assert explain(raised_from(RuntimeError("cannot save"), full, while_handling=other)).cause == "storage"
+    assert explain(raised_from(RuntimeError("cannot save"), None, while_handling=full)).cause == "internal"
+
+
+def test_an_error_of_tensors_is_of_the_disk_by_its_number_alone() -> None:
+    """The library is in Rust, so that no OSError lies below its errors."""
+    error = type("SafetensorError", (Exception,), {})
+    assert explain(error("I/O error: No space left on device (os error 28)")).cause == "storage"
+    assert explain(error("I/O error: No such file or directory (os error 2)")).cause == "internal"
+    assert explain(error("Error while deserializing header")).cause == "internal"
 
 
 @pytest.mark.parametrize(
