@@ -146,12 +146,10 @@ def test_a_wait_cancelled_in_the_moment_of_its_turn_gives_its_share_back() -> No
     async def scenario() -> None:
         machine = Machine(cpus=1)
         stages = Watched(machine)
-        await stages.enter("first", Resources())
-        await stages.enter("second", Resources())
-        stages._leave["first"].set()
-        await stages._tasks["first"]  # second's turn has come, and it has not yet run
-        stages._tasks["second"].cancel()
-        await settle()
+        async with machine.reserve(Resources()):
+            await stages.enter("second", Resources())
+        assert not stages.running, "second's turn has come, and it has not yet run"
+        await stages.cancel("second")
         await stages.enter("third", Resources())
         assert set(stages.running) == {"third"}
         await stages.leave("third")

@@ -41,6 +41,7 @@ def tell(job: StageJob) -> StageResult:
                 "models": models.__file__,
                 "path": sys.path,
                 "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "variables": sorted(os.environ),
                 "pid": os.getpid(),
                 "orchestrator_modules": sorted({"prefect", "mlflow", "vantage.cli.main"} & set(sys.modules)),
             },

@@ -168,5 +168,9 @@ def test_one_line_for_people() -> None:
         f"vantage {PROJECT_VERSION}, revision abababababab with changes, Python 3."
     )
     assert "package " in describe({**told, "revision": "unknown"})
+    assert "abababababab, Python 3." in describe({**told, "dirty": "no"})
+    assert "abababababab (changes unknown), Python 3." in describe({**told, "dirty": "unknown"})
+    ranks = describe({**told, "image": "unknown", "ranks": "2 until step 5, then 1"})
+    assert ranks.endswith(" · ranks: 2 until step 5, then 1")
     assert describe({**told, "image": "vantage:1", "gpus": "1 × H200"}).endswith("image vantage:1")
     assert describe(provenance("sft", threads=1, world_size=1)) == "", "of an earlier version"

@@ -85,6 +85,8 @@ FOREIGN = {
     **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "1"},
     **{"TORCHELASTIC_RUN_ID": "a", "SLURM_PROCID": "1", "USE_TORCH": "0", "PYTHONWARNINGS": "error"},
 }
+LOGINS = {"MLFLOW_TRACKING_PASSWORD": "word", "OPENLINEAGE_API_KEY": "key"}
+"""What the process that records needs, and no stage."""
 
 
 @pytest.mark.parametrize("fork_server_has_them", [True, False])
@@ -92,7 +94,7 @@ def test_variables_of_another_program_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server_has_them: bool
 ) -> None:
     launching.forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    for name, value in FOREIGN.items():
+    for name, value in (FOREIGN | LOGINS).items():
         monkeypatch.setenv(name, value)
     if fork_server_has_them:  # as where another than Vantage started it
         with monkeypatch.context() as patched:
@@ -107,7 +109,9 @@ def test_variables_of_another_program_change_nothing(
             launching.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     assert result.metrics["seed"] == 17
     assert result.metrics["torch_was_loaded"]
-    assert all(os.environ[name] == value for name, value in FOREIGN.items()), "ours are as they were"
+    assert set(result.samples[0]["variables"]).isdisjoint(FOREIGN | LOGINS)
+    ours = {name: os.environ[name] for name in FOREIGN | LOGINS}
+    assert ours == FOREIGN | LOGINS, "they are as they were"
 
 
 def test_a_long_temporary_folder_is_no_obstacle(tmp_path: Path) -> None:
@@ -118,6 +122,7 @@ def test_a_long_temporary_folder_is_no_obstacle(tmp_path: Path) -> None:
         "forkserver.set_forkserver_preload = lambda modules: None\n"
         "from vantage.attempts.launchers.local_process import warm_up\n"
         "warm_up(); print(forkserver._forkserver._forkserver_address); forkserver._forkserver._stop()\n"
+        "import tempfile; print(tempfile.gettempdir())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -126,8 +131,11 @@ def test_a_long_temporary_folder_is_no_obstacle(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.startswith("/tmp/"), done.stderr
-    assert not Path(done.stdout.strip()).parent.exists(), "the folder is removed at the end"
+    assert done.returncode == 0, done.stderr
+    address, temporary = done.stdout.splitlines()
+    assert address.startswith("/tmp/")
+    assert not Path(address).parent.exists(), "the folder is removed at the end"
+    assert temporary == str(folder), "all else is still where the user wants it"
 
 
 class TestResult:
@@ -174,8 +182,14 @@ class TestResult:
 
     def test_of_an_earlier_launch_of_the_same_attempt_is_not_taken_for_this_one(self, tmp_path: Path) -> None:
         run_fake(tmp_path, "tell")
+        earlier = attempt_folder(job_in(tmp_path)) / "torchrun" / "rank-0"
+        earlier.parent.mkdir()
+        earlier.write_text("1")
         with pytest.raises(StageFailed, match="returned NoneType, not StageResult"):
             run_fake(tmp_path, "return_nothing")
+        assert not earlier.exists(), "another process may have its number now"
+        with pytest.raises(StageFailed, match="killed from outside"):
+            run_fake(tmp_path, "be_killed")
 
     def test_does_not_wait_for_a_thread_that_the_stage_left_behind(self, tmp_path: Path) -> None:
         assert run_fake(tmp_path, "leave_a_thread").metrics == {"done": 1.0}
@@ -304,6 +318,15 @@ class TestFailure:
         assert "last line of the log: KeyError: 'no such thing'" in str(failed.value)
         assert str(tmp_path / "log.txt") in str(failed.value)
         assert "Traceback" in (tmp_path / "log.txt").read_text()
+
+    def test_shows_no_secret_that_only_the_orchestrator_knows(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("REGISTRY_PASSWORD", "hunter22_canary")
+        with pytest.raises(StageFailed, match="has no attribute") as failed:
+            run_fake(tmp_path, "hunter22_canary")
+
+        assert "hunter22_canary" not in str(failed.value)
 
     def test_of_a_process_that_crashed_in_c_is_told_from_its_status(self, tmp_path: Path) -> None:
         with pytest.raises(StageFailed, match=r"ended with status 134; last line of the log: \S") as failed:

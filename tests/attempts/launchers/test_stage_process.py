@@ -1,11 +1,16 @@
 """What an error means; the life of a whole process is tested in ``test_launch``."""
 
 import errno
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from tests.attempts.launchers.test_local_process import job_in
 from vantage.attempts.exit_codes import ExitCode, may_be_retried
-from vantage.attempts.launchers.stage_process import explain, import_function
+from vantage.attempts.launchers.descendants import _living_descendants
+from vantage.attempts.launchers.stage_process import _masked_stream, compute, explain, import_function
 from vantage.schemas.records.job import StageResult
 from vantage.storage.records import BucketNotFound
 from vantage.storage.refs import DamagedObject
@@ -162,3 +167,38 @@ def test_everything_else_is_our_fault_and_says_its_type(error: BaseException, me
 @pytest.mark.parametrize("name", ["vantage.tasks.stages.run_stage", "tasks.stages.run_stage"])
 def test_a_request_that_was_queued_before_modules_had_a_prefix_is_understood(name: str) -> None:
     assert import_function(name) is run_stage
+
+
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_the_first_of_a_stages_processes_alone_writes_the_result(
+    rank: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    job_file = tmp_path / "job.json"
+    job_file.write_text(job_in(tmp_path).model_dump_json())
+    compute(job_file, "tests.support.fake_stages.log_lines")
+    assert (tmp_path / "result.json").exists() == (rank != "1")
+
+
+def test_a_log_shows_no_secret_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGISTRY_PASSWORD", "hunter22-canary")
+    with (tmp_path / "log").open("w") as log:
+        print("hunter22-canary \x1b[1m数", file=_masked_stream(log.fileno()))
+    shown = (tmp_path / "log").read_text()
+    assert "hunter22-canary" not in shown
+    assert shown.endswith(" \x1b[1m数\n"), "all else is as the stage has written it"
+
+
+def test_an_ended_child_that_nobody_has_waited_for_is_none_to_kill() -> None:
+    """It stays until its parent asks for its status, and so would a search for living ones."""
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        assert child.pid in _living_descendants(os.getpid(), keep=())
+        assert child.pid not in _living_descendants(os.getpid(), keep=[child.pid])
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert child.pid not in _living_descendants(os.getpid(), keep=())
+    finally:
+        child.kill()
+        child.wait()

@@ -201,3 +201,16 @@ def test_the_kernel_is_asked_whether_a_process_is_stopped() -> None:
         assert is_stopped_by_a_signal(process.pid)
         process.kill()
     assert not is_stopped_by_a_signal(process.pid), "it has ended"
+
+
+def test_a_stopped_rank_of_a_stage_with_a_short_limit_is_given_up_within_it(tmp_path: Path) -> None:
+    """The others go on reporting."""
+    ranked = Process(tmp_path, load=1.0, num_ranks=2)
+    watchdog = ranked.watched(hang_seconds=30.0)
+    ranked.stopped_ranks = {1}
+    for _ in range(2):
+        assert ranked.first_hang_reason(watchdog, within=12.0) is None
+        ranked.report()
+    seconds, hang_reason = ranked.first_hang_reason(watchdog, within=20.0) or (0.0, "")
+    assert seconds == pytest.approx(6.0, abs=4.0)
+    assert hang_reason == "a signal has stopped its rank 1 (SIGSTOP), and nobody continued it for 30 s"
