@@ -94,7 +94,7 @@ def test_ranks_are_those_of_each_node_and_take_nothing_of_the_machine_that_drive
     assert num_ranks(work_of(None, nodes=2), None) == 2
     assert num_ranks(work_of(None, nodes={"least": 1, "most": 4}, gpus=8), None) == 32
     resources = Resources.model_validate({"nodes": 4, "gpus": 8})
-    assert Machine(cpus=4).share_of(resources) == (1, 0)
+    assert Machine(cpus=4, gpus=("0", "1")).share_of(resources) == (1, 0)
 
 
 def test_ray_places_the_ranks_of_a_node_together_and_single_ones_apart() -> None:
