@@ -382,13 +382,14 @@ def test_a_failed_stage_has_its_firings_and_what_the_machine_did_meanwhile(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     def fail(job: StageJob) -> None:
+        write_committed(job.scratch, step=4, journal_offset=0)
         write_watched(job.scratch, Watched(firings=FIRINGS))
         failure = Failure(exit_code=78, cause="guard", message="loss is above 2", remedy="look at it")
         raise StageFailed(failure, log=workspace.root / "log")
 
     asked = asked_for(workspace, recipe_file, "sft")
     outcome = run_attempt(asked, storage=workspace.storage, launcher=Launched(fail))
-    assert (outcome.status, outcome.firings) == ("failed", FIRINGS)
+    assert (outcome.status, outcome.committed_step, outcome.firings) == ("failed", 4, FIRINGS)
     assert outcome.usage is not None and outcome.facts
 
 

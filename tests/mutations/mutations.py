@@ -299,11 +299,18 @@ def fast_functions(path: Path) -> frozenset[str] | None:
             and _is_slow(node.value)
         ):
             return None
+    slow_classes = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and any(map(_is_slow, node.decorator_list))
+    ]
+    in_slow_classes = {node for each in slow_classes for node in ast.walk(each)}
     return frozenset(
         node.name
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)
         and node.name.startswith("test")
+        and node not in in_slow_classes
         and not any(map(_is_slow, node.decorator_list))
     )
 
@@ -316,7 +323,7 @@ def names_fast_tests(mutation: Mutation, root: Path = ROOT) -> bool:
     """Return whether ``make test`` runs one of the mutation's tests."""
     for test in mutation.tests:
         name, _, case = test.partition("::")
-        function, path = case.partition("[")[0], root / name
+        function, path = case.rpartition("::")[2].partition("[")[0], root / name
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
             fast = fast_functions(file)
             if fast and (not function or function in fast):

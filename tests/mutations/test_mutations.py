@@ -42,7 +42,7 @@ def test_each_still_applies() -> None:
             misses.append(f"{mutation.name}: {error}")
         for test in mutation.tests:
             file, _, case = test.partition("::")
-            function = case.partition("[")[0]
+            function = case.rpartition("::")[2].partition("[")[0]
             if not (ROOT / file).exists():
                 misses.append(f"{mutation.name}: there is no {file}")
             elif function and f"def {function}(" not in text_of(file):
@@ -63,6 +63,13 @@ import pytest
 def test_slow(number): ...
 
 def test_fast(): ...
+
+@pytest.mark.slow
+class TestSlow:
+    def test_of_a_slow_class(self): ...
+
+class TestFast:
+    def test_of_a_class(self): ...
 """
 
 
@@ -73,6 +80,8 @@ def test_fast(): ...
         (("tests/test_whole.py::test_one",), False),
         (("tests/test_parts.py::test_slow",), False),
         (("tests/test_parts.py::test_fast",), True),
+        (("tests/test_parts.py::TestSlow::test_of_a_slow_class",), False),
+        (("tests/test_parts.py::TestFast::test_of_a_class",), True),
         (("tests/test_whole.py", "tests/test_parts.py"), True),
         (("tests",), True),
     ],
