@@ -181,6 +181,11 @@ def crash(job: StageJob) -> StageResult:
     os.abort()
 
 
+def end_without_a_result(job: StageJob) -> StageResult:
+    """End the process as if all was well."""
+    os._exit(0)
+
+
 def return_nothing(job: StageJob) -> None:
     return None
 

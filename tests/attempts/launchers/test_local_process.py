@@ -181,13 +181,15 @@ class TestResult:
         assert StageResult.model_validate_json((attempt_folder(job) / "result.json").read_bytes()) == result
 
     def test_of_an_earlier_launch_of_the_same_attempt_is_not_taken_for_this_one(self, tmp_path: Path) -> None:
-        run_fake(tmp_path, "tell")
+        run_fake(tmp_path, "log_lines")
         earlier = attempt_folder(job_in(tmp_path)) / "torchrun" / "rank-0"
         earlier.parent.mkdir()
         earlier.write_text("1")
+        with pytest.raises(StageFailed, match="ended with status 0"):
+            run_fake(tmp_path, "end_without_a_result")
+        assert not earlier.exists(), "another process may have its number now"
         with pytest.raises(StageFailed, match="returned NoneType, not StageResult"):
             run_fake(tmp_path, "return_nothing")
-        assert not earlier.exists(), "another process may have its number now"
         with pytest.raises(StageFailed, match="killed from outside"):
             run_fake(tmp_path, "be_killed")
 
@@ -322,6 +324,7 @@ class TestFailure:
     def test_shows_no_secret_that_only_the_orchestrator_knows(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        warm_up()  # so that no process of the stage knows it
         monkeypatch.setenv("REGISTRY_PASSWORD", "hunter22_canary")
         with pytest.raises(StageFailed, match="has no attribute") as failed:
             run_fake(tmp_path, "hunter22_canary")
@@ -584,6 +587,8 @@ class TestLastLine:
     def test_is_the_last_that_is_not_blank(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text("x" * 20_000 + "\nboom: λ\n\n  \n", encoding="utf-8")
         assert last_line(tmp_path / "log") == "boom: λ"
+        (tmp_path / "log").write_text("x" * 20_000)
+        assert last_line(tmp_path / "log") == "x" * 8192, "a message is no longer than that"
 
     def test_of_no_log_says_so(self, tmp_path: Path) -> None:
         assert last_line(tmp_path / "log") == "(the log was never written)"

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import signal
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -192,13 +194,20 @@ def test_a_log_shows_no_secret_of_its_process(tmp_path: Path, monkeypatch: pytes
 
 def test_an_ended_child_that_nobody_has_waited_for_is_none_to_kill() -> None:
     """It stays until its parent asks for its status, and so would a search for living ones."""
-    child = subprocess.Popen(["sleep", "600"])
+    child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    grandchild = int(child.stdout.readline())
+
+    def found(*, keep: Collection[int] = ()) -> set[int]:
+        return {child.pid, grandchild} & set(_living_descendants(os.getpid(), keep))
+
     try:
-        assert child.pid in _living_descendants(os.getpid(), keep=())
-        assert child.pid not in _living_descendants(os.getpid(), keep=[child.pid])
+        assert found() == {child.pid, grandchild}
+        assert found(keep=[child.pid]) == set()
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert child.pid not in _living_descendants(os.getpid(), keep=())
+        assert child.pid not in found()
     finally:
+        os.kill(grandchild, signal.SIGKILL)
         child.kill()
-        child.wait()
+        child.communicate()
