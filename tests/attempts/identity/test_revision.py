@@ -93,6 +93,10 @@ def test_a_broken_repository_is_unknown(tmp_path: Path) -> None:
     (tmp_path / ".git/HEAD").write_text("ref: refs/heads/../../../etc/passwd\n")
     assert by_files(tmp_path / ".git") is None
     assert by_git(tmp_path) is None
+    (tmp_path / ".git/refs/heads").mkdir(parents=True)
+    (tmp_path / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / ".git/refs/heads/main").write_text("only a beginning\n")
+    assert by_files(tmp_path / ".git") is None
     (tmp_path / ".git/HEAD").write_bytes(b"\xff")
     assert by_files(tmp_path / ".git") is None
 
