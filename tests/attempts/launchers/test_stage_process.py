@@ -192,8 +192,8 @@ def test_a_log_shows_no_secret_of_its_process(tmp_path: Path, monkeypatch: pytes
     assert shown.endswith(" \x1b[1m数\n"), "all else is as the stage has written it"
 
 
-def test_an_ended_child_that_nobody_has_waited_for_is_none_to_kill() -> None:
-    """It stays until its parent asks for its status, and so would a search for living ones."""
+def test_living_descendants_are_found_at_any_depth_and_ended_ones_are_not() -> None:
+    """One that nobody has waited for stays until then, and so would a search for living ones."""
     child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     grandchild = int(child.stdout.readline())
