@@ -1,6 +1,7 @@
 """Estimate for ``vantage init`` how many tokens prompts and responses need, and how large a model is."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 
@@ -28,7 +29,7 @@ def lengths_for(model: str, measured: Sequence[Sequence[Mapping[str, Any]]]) -> 
 def _room(texts: list[str], bytes_per_token: int) -> int:
     """Return tokens of the 99th percentile, up to the next 32; of 32 to 1,024, with room for a chat template."""
     lengths = sorted(len(text.encode()) for text in texts)
-    longest = lengths[int(0.99 * (len(lengths) - 1))] // bytes_per_token + 16
+    longest = lengths[ceil(0.99 * (len(lengths) - 1))] // bytes_per_token + 16  # of few texts the longest
     return min(1024, max(32, -(-longest // 32) * 32))
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from tests.flows.test_garbage_collection import make, stage_of, write_run
 from vantage.attempts.exit_codes import ExitCode
+from vantage.cli.gc import _seconds
 from vantage.cli.main import app
 from vantage.runs.workspace import Workspace
 from vantage.storage.removed import find_removed
@@ -68,11 +69,18 @@ def test_what_is_removed_is_still_known(workspace: Workspace) -> None:
     assert json.loads(gc(workspace, "--json")[1])["records"] == {"artifacts": 1, "bytes": size}
 
 
-@pytest.mark.parametrize("age", ["30", "d", "-1d", "30 days", "1w"])
+@pytest.mark.parametrize("age", ["30", "d", "-1d", "30 days", "30days", "1w"])
 def test_what_is_no_age_is_refused(workspace: Workspace, age: str) -> None:
     code, output = gc(workspace, f"--older-than={age}")
     assert code == ExitCode.BAD_INPUT
     assert f"--older-than='{age}' is no age; write days, hours or minutes, such as 30d, 12h or 45m" in output
+
+
+@pytest.mark.parametrize(
+    ("age", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("45m", 2_700), ("0.5h", 1_800), ("0m", 0)]
+)
+def test_an_age_is_counted_in_seconds(age: str, seconds: float) -> None:
+    assert _seconds(age) == seconds
 
 
 def test_a_young_run_stays_and_zero_age_is_any(workspace: Workspace) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
 from obstore.exceptions import GenericError, NotFoundError, PermissionDeniedError
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 from tests.support.slow import slow
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
-from vantage.cli.output import explained
+from vantage.cli.output import explained, server_fault, workspace_at
+from vantage.runs.workspace import RunError
 from vantage.storage.records import BucketNotFound
 
 
@@ -172,3 +174,56 @@ def test_every_error_of_the_system_has_a_remedy(
         assert ended.value.exit_code != ExitCode.INTERNAL
         assert "Errno" not in said and len(said.splitlines()) == 1
         assert ";" in said or "cannot be a file's path" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+        (OSError(errno.EIO, "Input/output error"), ExitCode.STORAGE),
+        (OSError(errno.EMFILE, "Too many open files"), ExitCode.STORAGE),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), ExitCode.BAD_INPUT),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a"), ExitCode.BAD_INPUT),
+        (ValueError("seed=x is no number; give one"), ExitCode.BAD_INPUT),
+        (ZeroDivisionError("division by zero"), ExitCode.INTERNAL),
+        (typer.Exit(7), 7),
+    ],
+)
+def test_an_error_has_its_exit_code_and_no_traceback(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, explained(verbose=False):
+        raise error
+    said = capsys.readouterr().err
+    assert (ended.value.exit_code, "Traceback" in said) == (code, False)
+    assert ("this should not happen" in said) == (code == ExitCode.INTERNAL)
+    assert len(said) < 300, "a long path is cut in its middle"
+
+
+def test_a_traceback_is_shown_to_who_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), explained(verbose=True):
+        raise ZeroDivisionError
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "says"), [(401, True), (403, True), (404, False), (503, True)])
+def test_what_prefect_refuses_is_no_fault_of_ours(
+    status: int, says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://ada:secret@here/api")
+    request = httpx.Request("GET", "http://here/api")
+    error = httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+    said = server_fault(error)
+    assert (said is not None) == says
+    if said is not None:
+        assert str(status) in said and "secret" not in said
+
+
+def test_a_file_is_no_workspace(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="is a file; name another"):
+        workspace_at(str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="--workspace=s3:team names no bucket"):
+        workspace_at("s3:team")
+    assert workspace_at(str(tmp_path / "new")).root == tmp_path / "new"
+    assert not (tmp_path / "new").exists()
