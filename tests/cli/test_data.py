@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,12 @@ from typer.testing import CliRunner
 from tests.support.small_chat_run import save_chat_model
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers import sampling_process
+from vantage.cli import data
 from vantage.cli.main import app
-from vantage.schemas.recipe.inputs import Data
+from vantage.schemas.recipe.inputs import Data, Load
+from vantage.schemas.records.sampling import RenderedRow
 from vantage.schemas.source_files import data_limit
+from vantage.tasks.data.inspection import inspect_file
 from vantage.tasks.data.row_reader import reader_of
 from vantage.tasks.data.source_rows import read_rows_of
 
@@ -266,3 +270,71 @@ def test_a_hub_that_is_not_there_is_one_plain_error(monkeypatch: pytest.MonkeyPa
     assert f"source='{source}' with load: {{split: train, max_rows: 5}} could not be loaded" in done.stderr
     assert "Without network, name files that the cache (HF_HOME) has" in done.stderr
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("train[:10]", None, None), "--split='train[:10]' is no name of a split"),
+        (("train", "ma in", None), "--config='ma in' is no name of a configuration"),
+        ((None, "main", None), "--config=main is about one split"),
+        ((None, None, 5), "--max-rows=5 is about one split"),
+    ],
+)
+def test_a_part_of_a_dataset_is_named_as_a_recipe_names_it(
+    options: tuple[str | None, str | None, int | None], said: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        data._load(*options)
+    assert said in str(refused.value)
+    assert data._load("train", "main", 5) == Load(split="train", config="main", max_rows=5, streaming=True)
+    assert data._load(None, None, None) is None
+
+
+def turn(role: str, content: str, **extra: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, "extra": json.dumps(extra) if extra else None}
+
+
+def test_turns_without_weight_are_not_shown_as_learnt() -> None:
+    turns = [
+        *(turn("system", "Be brief."), turn("user", "a?")),
+        *(turn("assistant", "a", weight=0), turn("user", "b?"), turn("assistant", "b", weight=1)),
+    ]
+    shown = data._plain(3, {"messages": turns, "prompt": "b?"})
+    learnt = [text for text, is_learnt in shown.parts if is_learnt]
+    assert (shown.row, learnt) == (3, ["b\n"])
+
+
+def test_rows_that_do_not_fit_are_counted_once_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A row of two responses has one fault, a fitting one is shown, and one that is not chosen is only measured."""
+    fault = RenderedRow(parts=(), prompt_tokens=0, response_tokens=0, fault="it has no turn of the user")
+    fits = [
+        RenderedRow(
+            parts=(("a?", False), ("a", True)),
+            prompt_tokens=prompt,
+            response_tokens=4,
+            special_in_prompt={"<s>": 1},
+            special_in_response={"<s>": 2},
+        )
+        for prompt in (3, 3, 9)
+    ]
+    rendered = [fault, fault, *fits]
+    process = SimpleNamespace(opened=lambda: None, render=lambda request: SimpleNamespace(rows=rendered))
+    monkeypatch.setattr(sampling_process, "open_model", lambda opening: nullcontext(process))
+    found = inspected(tmp_path)
+    rows = [
+        (number, {"messages": None, "prompt": f"{number}?", "chosen": "a", "rejected": "b"})
+        for number in (1, 2)
+    ] + [(3, {"messages": None, "prompt": "3?", "response": "a"})]
+    with_tokens = data._with_tokens(found, "model", rows, rows[:2])
+    assert (with_tokens.num_unlike, with_tokens.first_unlike) == (1, ("row 1: it has no turn of the user",))
+    assert [(shown.row, shown.num_tokens) for shown in with_tokens.shown] == [(2, 7), (2, 7)]
+    assert with_tokens.prompt_tokens is not None and with_tokens.prompt_tokens.most == 9
+    assert with_tokens.special_tokens["<s>"] == (1 + 2 + 2 + 1 + 2, 2), "both responses share their prompt"
+
+
+def inspected(folder: Path) -> Any:
+    rows = [{"prompt": f"{n}?", "chosen": "a", "rejected": "b"} for n in range(5)]
+    return inspect_file(lines(folder / "pairs.jsonl", rows), None, None)[0]

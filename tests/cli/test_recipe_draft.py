@@ -98,7 +98,9 @@ def rows(*lengths: int, response: int = 200) -> list[dict[str, Any]]:
         # three bytes a token, 16 for the template, up to the next 32: 300 / 3 + 16 = 116 → 128; 200 / 3 + 16 = 82 → 96
         ((32_000, 4096), rows(30, 300), (128, 96)),  # else a half of two rows would be left out
         ((32_000, 4096), rows(*[30] * 199, 300), (32, 96)),
+        ((32_000, 4096), rows(*[30] * 180, *[300] * 20), (128, 96)),
         ((None, None), rows(300), (128, 96)),
+        ((None, None), rows(345), (160, 96)),
         # a vocabulary of letters: one byte a token
         ((300, 4096), rows(300), (320, 224)),
         # a short response has room for a longer one
@@ -217,3 +219,46 @@ def test_one_answer_without_the_mark_is_enough_for_exact_match(tmp_path: Path) -
         )
         _, own_verifier = init._draft(given(prompts=str(prompts), gpus=0), tmp_path / "recipe.yaml", None)
         assert own_verifier is own
+
+
+def test_a_large_file_with_a_bad_row_at_its_beginning_is_still_large(tmp_path: Path) -> None:
+    row = '{"prompt": "a?", "chosen": "a", "rejected": "b"}\n'
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": null}\n' + row * 1500)
+    asked = given(preferences=str(tmp_path / "pairs.jsonl"), gpus=0)
+    draft, _ = init._draft(asked, tmp_path / "recipe.yaml", None)
+    assert draft.data["preferences"].held_out == 0.05
+
+
+@pytest.mark.parametrize(
+    ("reward", "contents"),
+    [
+        ("model", {"demonstrations", "preferences", "prompts"}),
+        ("verifier", {"demonstrations", "prompts"}),
+        ("none", {"demonstrations"}),
+    ],
+)
+def test_a_demo_reads_what_its_reward_needs(reward: Reward, contents: set[str]) -> None:
+    sources = init._sources_of(given(), reward, has_files=False)
+    assert {content for content, source in sources.items() if source} == contents
+    assert set(sources.values()) <= {None, *(f"builtin:arithmetic/{content}" for content in contents)}
+
+
+def test_dpo_samples_no_prompts() -> None:
+    sources = init._sources_of(given(preferences="p", prompts="q"), "none", has_files=True)
+    assert sources == {"demonstrations": None, "preferences": "p"}
+
+
+def test_a_second_recipe_in_the_folder_uses_the_same_verifier(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"question": "a?", "answer": "#### 2"}\n')
+    for name in ("first.yaml", "second.yaml"):
+        asked = given(prompts=str(tmp_path / "prompts.jsonl"), gpus=0)
+        draft, own = init._draft(asked, tmp_path / name, None)
+        assert own
+        init._write(draft, tmp_path / name, own_verifier=own, force=False)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        *("first.yaml", "prompts.jsonl", "second.yaml", "verifier.py")
+    ]
+    (tmp_path / "verifier.py").write_text("mine")
+    with pytest.raises(ValueError, match=r"verifier.py exists and is not overwritten"):
+        init._write(draft, tmp_path / "third.yaml", own_verifier=True, force=False)
+    assert not (tmp_path / "third.yaml").exists()

@@ -55,3 +55,7 @@ def test_what_cannot_be_is_a_sentence(workspace: Workspace, begun: str, tmp_path
     folder = report(workspace, "latest", "--to", str(tmp_path))
     assert folder.exit_code == ExitCode.BAD_INPUT and "is a folder; name a file" in folder.stderr
     assert tmp_path.is_dir()
+    annex = report(workspace, "latest", "--annex", "gdpr", "--to", str(tmp_path / "page.html"))
+    assert annex.exit_code == ExitCode.BAD_INPUT
+    assert "--annex gdpr is not known; name one of: ai-act" in annex.stderr
+    assert not (tmp_path / "page.html").exists()

@@ -236,3 +236,31 @@ def test_no_text_of_a_record_looks_like_a_line_of_the_audit() -> None:
     assert not {"\x1b", "\x9b", "\r"} & set(shown.getvalue())
     assert lines[-1].startswith("✗ WRONG: ")
     assert all("[red]x[/]" in line for line in lines if "ada" in line), "markup is text"
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for place, said in (
+        (tmp_path, "is a folder; name a file in it"),
+        (tmp_path / "a" / "b.html", "make it first"),
+    ):
+        code, _, errors = run("no-such-run", "--html", str(place), "--workspace", str(tmp_path))
+        assert (code, said in errors, "no-such-run" in errors) == (ExitCode.BAD_INPUT, True, False)
+
+
+def test_gates_copies_and_aliases_have_lines_of_their_own() -> None:
+    subjects = ("files", "ref", "gate accuracy", "copy of version 3", "version 3", "alias champion")
+    artifact = AuditedArtifact(
+        id="a", step="policy", kind="policy", digest=DIGEST, stage_key=OTHER, run_id="r", num_files=1, num_bytes=1,
+        checks=tuple(Check(subject=each) for each in subjects),
+    )  # fmt: skip
+    report = AuditReport(target="t", described="t", roots=("a",), artifacts=(artifact,))
+    shown = StringIO()
+    show_audit(Console(file=shown, width=200, color_system=None), report)
+    lines = [line.strip(" │├└─") for line in shown.getvalue().splitlines()]
+    assert [line for line in lines if line in {f"✓ {each}" for each in subjects}] == [
+        *("✓ gate accuracy", "✓ copy of version 3", "✓ version 3", "✓ alias champion")
+    ]
+    assert "✓ files · ref" in lines
+    assert lines[-1] == "✓ all agrees. 1 artifact, 6 checks, no file was hashed."
+    page = audit_page(report)
+    assert page.index("gate accuracy") < page.index("files"), "what is shown alone comes first"
