@@ -1,16 +1,23 @@
 """What ``vantage sample`` sends to a model, and how it shows the answers, without any model."""
 
 import json
+from contextlib import ExitStack, nullcontext
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from vantage.attempts.launchers import sampling_process
 from vantage.cli import sample
+from vantage.runs import named_models
+from vantage.runs.named_models import NamedModel, Origin
+from vantage.runs.workspace import Workspace
 from vantage.schemas.recipe.inputs import Generation
-from vantage.schemas.records.sampling import Answer, Answers, ModelOpened, SampleRequest, Turn
+from vantage.schemas.recipe.rollout import Sampling
+from vantage.schemas.records.sampling import Answer, Answers, ModelOpened, OpenModel, SampleRequest, Turn
 
 
 def settings(**changes: Any) -> sample.Settings:
@@ -192,3 +199,47 @@ def test_a_conversation_goes_on_where_the_model_has_a_template(
     assert [request.seed for request in asked] == [7, 8, 9], "each turn draws anew"
     if chat:
         assert [turn.content for turn in asked[1].conversations[0]] == ["first", "1 turns, seed 7", "second"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "against", "titles"),
+    [
+        ((None,), None, [""]),
+        (("sft", "dpo"), "dpo", ["sft", "dpo"]),
+        (("policy", "policy"), "2", ["model 0", "model 1"]),
+        ((None, "sft"), "sft", ["model 0", "sft"]),
+    ],
+)
+def test_two_models_have_titles_that_tell_them_apart(
+    monkeypatch: pytest.MonkeyPatch, stages: tuple[str | None, ...], against: str | None, titles: list[str]
+) -> None:
+    models = [
+        NamedModel(
+            label=f"model {number}",
+            kind="policy",
+            folder=Path("model"),
+            generation=Generation(max_prompt_tokens=4, max_response_tokens=11, temperature=0.6),
+            origin=None
+            if stage is None
+            else Origin("fake", "0001-fake-000001", stage, "a" * 64, "b" * 64, None, {}),
+        )
+        for number, stage in enumerate(stages)
+    ]
+    opened_with: list[OpenModel] = []
+
+    def open_model(opening: OpenModel, *, side_by_side: int) -> Any:
+        assert side_by_side == len(stages)
+        opened_with.append(opening)
+        return nullcontext(SimpleNamespace(opened=lambda: opened().described))
+
+    found = iter(models)
+    monkeypatch.setattr(sampling_process, "open_model", open_model)
+    monkeypatch.setattr(named_models, "open_named_model", lambda *words, **options: nullcontext(next(found)))
+    with ExitStack() as stack:
+        made = sample._open_all(
+            stack, Workspace(Path()), ["a"] * len(stages), against, settings(temperature=0.2), Sampling()
+        )
+    assert [each.title for each in made] == titles
+    assert {(each.generation.temperature, each.generation.max_response_tokens) for each in opened_with} == {
+        (0.2, 11)
+    }
