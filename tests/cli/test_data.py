@@ -276,6 +276,7 @@ def test_a_hub_that_is_not_there_is_one_plain_error(monkeypatch: pytest.MonkeyPa
     ("options", "said"),
     [
         (("train[:10]", None, None), "--split='train[:10]' is no name of a split"),
+        (("train\n", None, None), "--split='train\\n' is no name of a split"),
         (("train", "ma in", None), "--config='ma in' is no name of a configuration"),
         ((None, "main", None), "--config=main is about one split"),
         ((None, None, 5), "--max-rows=5 is about one split"),
