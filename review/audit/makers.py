@@ -1,4 +1,4 @@
-"""Who made the artifacts that a text in MLflow names: every answer that its writer may have had."""
+"""Name who made the artifacts that a text in MLflow names: every answer that its writer may have had."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING

@@ -214,7 +214,7 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22222222-bbbb)
 
 
 def test_cpus_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three of 64, and no container says less."""
+    """The machine has 64 CPUs, this process may use three, and no container sets a lower limit."""
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {1, 2, 5})
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 64)
     monkeypatch.setattr(machine, "whole_cpus", lambda cpus: cpus)

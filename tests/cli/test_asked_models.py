@@ -1,4 +1,4 @@
-"""What ``vantage sample`` sends to a model, and how it shows the answers, without any model."""
+"""The requests of ``vantage sample``, and how answers are shown, tested without any model."""
 
 import json
 from contextlib import ExitStack, nullcontext

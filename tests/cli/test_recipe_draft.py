@@ -1,4 +1,4 @@
-"""What ``vantage init`` writes from its answers, read as a recipe is read, and the lengths that it estimates."""
+"""The recipes that ``vantage init`` writes from its answers, and the lengths that it estimates."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What ``vantage run``, ``logs``, ``publish``, ``deploy`` and ``estimate`` make of their options, without any run."""
+"""The options of ``vantage run``, ``logs``, ``publish``, ``deploy`` and ``estimate`` take effect; tested without any run."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Where a Python child of ours finds our package, and that it finds nothing else that its parent does not."""
+"""A Python child of ours finds our package, and nothing else that its parent does not find."""
 
 import json
 from importlib.metadata import Distribution

@@ -86,7 +86,7 @@ FOREIGN = {
     **{"TORCHELASTIC_RUN_ID": "a", "SLURM_PROCID": "1", "USE_TORCH": "0", "PYTHONWARNINGS": "error"},
 }
 LOGINS = {"MLFLOW_TRACKING_PASSWORD": "word", "OPENLINEAGE_API_KEY": "key"}
-"""What the process that records needs, and no stage."""
+"""Modules that only the process that records needs, and no stage."""
 
 
 @pytest.mark.parametrize("fork_server_has_them", [True, False])

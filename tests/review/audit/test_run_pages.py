@@ -59,7 +59,7 @@ def test_a_changed_sentence_is_found(case: Case, page: str, old: str, new: str, 
 
 
 def test_a_page_of_another_run_is_found(case: Case, again: Callable[[Case], RunRecord]) -> None:
-    """Who made what a run reuses is named by its pages."""
+    """The pages of a run name who made what it reuses."""
     second = again(case)
     assert [each.outcome for each in pages(case.audit(second.run_id))] == ["ok", "ok"]
     wrong = f"made by [policy of run {case.record.run_id}]"

@@ -42,7 +42,7 @@ def pair(prompt: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_codec_for_another_thread_has_a_tokenizer_of_its_own(codec: Codec) -> None:
-    """How special tokens are read is a state of the tokenizer: a call of another thread would change it for this one."""
+    """A tokenizer remembers how special tokens are read: a call of another thread would change it for this one."""
     apart = codec.apart
     text = f"a{codec.tokenizer.eos_token}b"
     plain = codec.tokenizer(text, split_special_tokens=True)["input_ids"]

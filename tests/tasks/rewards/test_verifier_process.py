@@ -457,7 +457,7 @@ def test_cases_that_were_begun_are_answered_once_wherever_they_stand(
 def test_verdicts_on_what_was_begun_for_others_are_kept_for_them(
     tmp_path: Path, verifier: VerifierProcess
 ) -> None:
-    """Of cases that were begun, some are wanted first, and some never."""
+    """Some cases that were begun are wanted first, and some never."""
     define(tmp_path, "seen.append(response); return len(seen) % 2 == 1", before="seen = []")
     a, b, c, d = (("p", response, None) for response in "abcd")
     verifier.begin([a, b, a])  # 1 right, 2 wrong, 3 right

@@ -37,7 +37,7 @@ TASKS = (
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_verdict_is_the_librarys_own_score(task: str) -> None:
-    """Of the entry itself, and not of the text that it is written to for the verifier."""
+    """The score is that of the entry itself, and not of the text that it is written to for the verifier."""
     dataset = reasoning_gym.create_dataset(task, size=6, seed=11)
     verify = loaded("reasoning_gym", graded=True)
     entries = list(dataset)
