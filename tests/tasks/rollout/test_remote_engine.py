@@ -22,7 +22,7 @@ from vantage.models.sampling import Samples, sample
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
-from vantage.tasks.rollout import remote_engine, vllm_server, weight_files
+from vantage.tasks.rollout import remote_engine, remote_round, vllm_server, weight_files
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.remote_engine import EngineUnavailable, RemoteEngine
@@ -467,6 +467,7 @@ def test_a_stage_that_waits_for_a_long_response_does_not_count_as_hanging(
 ) -> None:
     shown: list[tuple[Any, ...]] = []
     monkeypatch.setattr(remote_engine.progress, "phase", lambda *said, **_: shown.append(said))
+    monkeypatch.setattr(remote_round, "SECONDS_BETWEEN_LOOKS", 0.02)
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers[:1], request_seconds=2.0)
     servers[0].faults.hanging = {3}
