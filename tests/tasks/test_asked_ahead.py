@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -261,15 +262,17 @@ def test_a_killed_stage_ends_with_the_same_bytes(
     contents: Contents,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Questions about responses that a checkpoint gave back are asked when they are taken, and none of them twice."""
+    """Questions about responses that a checkpoint gave back are asked when they are taken, and none twice but those under way at the kill."""
     same_bytes_after_a_kill(
         run_stage,
-        lambda folder: judged(folder, pipeline, judge),
+        lambda folder: judged(folder, pipeline, judge, at_once=2),
         tmp_path,
         step=step,
         contents=contents,
         monkeypatch=monkeypatch,
     )
-    whole, cut = (judged(tmp_path / name, pipeline, judge) for name in ("whole", "cut"))
+    whole, cut = (judged(tmp_path / name, pipeline, judge, at_once=2) for name in ("whole", "cut"))
     assert sorted_answers(cut) == sorted_answers(whole)
-    assert set(judge.seen.questions.values()) == {2}, "once for each of the two stages"
+    times = Counter(judge.seen.questions.values())
+    assert times.keys() <= {2, 3}, "once for each of the two stages"
+    assert times[3] <= 2, "two requests are under way at once"
