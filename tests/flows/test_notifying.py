@@ -189,9 +189,9 @@ def test_an_address_that_never_answers_delays_nothing_for_long(monkeypatch: pyte
         began = time.monotonic()
         messenger.send(Message("a", "b"))
         messenger.send(Message("c", "d"))
-        assert time.monotonic() - began < 15.0, "each may take 30 s"
+        assert time.monotonic() - began < 1.0
         messenger.close(timeout_seconds=1.0)
-        assert 0.9 < time.monotonic() - began < 15.0
+        assert 0.9 < time.monotonic() - began < 3.0
     assert said[0].startswith("notify: a message was not sent in time")
 
 

@@ -226,7 +226,7 @@ def test_patience_ends_whatever_the_number_of_requests(
     began = time.monotonic()
     with pytest.raises(JudgeUnavailable, match="does not answer"):
         scored(load(tmp_path, judge(server, patience_seconds=0.5, request_seconds=0.5)), slice(0, 1))
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 4.0
     assert server.seen.num_requests < 100
 
 
