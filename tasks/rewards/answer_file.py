@@ -10,7 +10,7 @@ early never reads some of them, and how many had come by then is chance.
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from io import FileIO
 from pathlib import Path
@@ -34,8 +34,8 @@ class AnswerFile:
         self._lock = threading.Lock()
         self.scoring = threading.RLock()
         """Held while scores are read, and while questions are begun, which another thread may do."""
-        self.begun: set[str] = set()
-        """Digests of questions that are under way while responses are sampled; no other term asks them too."""
+        self.begun: dict[str, Callable[[AnswerFile], None]] = {}
+        """Digest of a question that is under way while responses are sampled → waits for its answer; no other term asks it too."""
         self._unread: dict[Asked, StoredAnswer] = {}
         """Answers to questions that were begun, and that nobody has read yet."""
         self._answers: dict[Asked, tuple[str, int, int]] = {}
@@ -201,9 +201,19 @@ class _Lines:
         self._file.close()
 
 
-@cache
+_opening = threading.Lock()
+
+
 def answer_file(scratch: Path) -> AnswerFile:
-    """Return the answers of the stage that works in this folder; all of its terms share them."""
+    """Return the answers of the stage that works in this folder; all of its terms and threads share them."""
+    with (
+        _opening
+    ):  # `cache` alone calls twice where two threads come first, and each would hold a lock of its own
+        return _opened(scratch)
+
+
+@cache
+def _opened(scratch: Path) -> AnswerFile:
     make_folder(scratch)
     return AnswerFile(scratch / ANSWERS)
 

@@ -113,7 +113,7 @@ class AnsweredScores:
             digests = {question.digest for question in new}
             self._begun |= digests
             self._uncounted |= digests
-            answers.begun |= digests
+            answers.begun |= dict.fromkeys(digests, self._finish)
             self._asking.begin(new, keep=answers.add_begun, may_go_on=lambda: self._require_budget(answers))
 
     def give_up(self) -> None:
@@ -123,8 +123,8 @@ class AnsweredScores:
         answers = answer_file(self._scratch)
         with answers.scoring:
             self._asking.give_up()
-            answers.begun -= self._begun
-            self._begun, self._uncounted = set(), set()
+            self._forget_begun(answers)
+            self._uncounted = set()
 
     def _finish(self, answers: AnswerFile) -> None:
         """Wait for what was begun.
@@ -135,13 +135,17 @@ class AnsweredScores:
         """
         if not self._begun:
             return
-        begun, self._begun = self._begun, set()
         try:
             self._asking.finish()
         finally:
-            answers.begun -= begun
+            self._forget_begun(answers)
             answers.sync()
             self._note_asked(0)
+
+    def _forget_begun(self, answers: AnswerFile) -> None:
+        for digest in self._begun:
+            del answers.begun[digest]
+        self._begun = set()
 
     def _note_asked(self, count: int) -> None:
         """Count questions that were asked, and the requests that have failed since the last call."""
@@ -156,6 +160,9 @@ class AnsweredScores:
             for case, questions in asked.items()
             for digest, each in zip(digests[case], questions, strict=True)
         }
+        by_others = dict.fromkeys(answers.begun[digest] for digest in by_digest if digest in answers.begun)
+        for finish in by_others:
+            finish(answers)
         read = self._read_all(by_digest, answers)
         return {case: self._of_response([read[digest] for digest in digests[case]]) for case in cases}
 

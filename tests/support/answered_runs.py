@@ -8,13 +8,13 @@ from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.schemas.records.attempt import RUN_STAGE
 from vantage.storage.refs import Ref
-from vantage.tasks.rewards.answer_file import answer_file
+from vantage.tasks.rewards import answer_file
 from vantage.tasks.training.answer_record import answer_metrics
 
 
 def go(workspace: Workspace, recipe: Path, *, until: str | None = None) -> RunRecord:
     """Run the recipe as ``vantage run`` does, in a process that knows no answers yet."""
-    answer_file.cache_clear()
+    answer_file._opened.cache_clear()
     answer_metrics()
     with orchestrated(
         workspace, recipe, in_process=True, stage_function=RUN_STAGE, makes_report=False

@@ -46,8 +46,8 @@ def server(pipeline: Any) -> Iterator[FakeServer]:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Forget all open files of answers, as a new process does."""
     monkeypatch.setattr(asking, "LONGEST_PAUSE", 0.05)
-    answer_file.answer_file.cache_clear()
-    return answer_file.answer_file.cache_clear
+    answer_file._opened.cache_clear()
+    return answer_file._opened.cache_clear
 
 
 def served_job(
@@ -131,7 +131,7 @@ def test_calls_that_fail_change_no_weight_and_no_answer_is_asked_for_twice(
     try:
         with pytest.MonkeyPatch.context() as patched, killed_in(1, patched):
             run(served_job(pipeline, tmp_path, server.url, checkpoint_every=1))
-        answer_file.answer_file.cache_clear()
+        answer_file._opened.cache_clear()
         job = served_job(pipeline, tmp_path, server.url, checkpoint_every=1)
         assert run(job) == asked.result
     finally:

@@ -140,7 +140,7 @@ def test_calls_that_fail_change_nothing_and_a_rerun_asks_nothing(
         server.faults.failing_share = 0.0
     assert lines(job) == lines(scored.job)
     assert len(server.seen.completed) == len(set(server.seen.completed)) == 16
-    answer_file.answer_file.cache_clear()
+    answer_file._opened.cache_clear()
     again = scored_job(pipeline, tmp_path / "again", "http://127.0.0.1:9")
     again.scratch.mkdir(parents=True, exist_ok=True)
     (again.scratch / ANSWERS).write_bytes((scored.job.scratch / ANSWERS).read_bytes())
@@ -156,7 +156,7 @@ def test_calls_that_fail_change_nothing_and_a_rerun_asks_nothing(
         ({"token_ids": [7, 8], "finish_reason": "length"}, "has 2 of 3 tokens and no end"),
         ({"token_ids": [], "finish_reason": "stop"}, "after 0 tokens"),
         ({"finish_reason": "stop"}, "token_ids"),
-        ({"token_ids": None, "finish_reason": "stop"}, ""),
+        ({"token_ids": None, "finish_reason": "stop"}, "is not iterable"),
     ],
 )
 def test_an_answer_that_is_no_whole_response_is_asked_for_again(choice: dict[str, Any], said: str) -> None:

@@ -44,8 +44,8 @@ def servers() -> Iterator[tuple[FakeJudge, FakeJudge]]:
 @pytest.fixture(autouse=True)
 def fresh() -> Callable[[], None]:
     """Forget all open files of answers, as a new process does."""
-    answer_file.answer_file.cache_clear()
-    return answer_file.answer_file.cache_clear
+    answer_file._opened.cache_clear()
+    return answer_file._opened.cache_clear
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -191,7 +192,7 @@ def test_a_server_that_was_away_before_the_scores_are_wanted_is_asked_again(
 def test_a_thread_may_begin_while_another_reads_scores(tmp_path: Path, fresh: Any) -> None:
     """No more than two requests are under way at any time, no question is asked twice, and each score is right."""
     with FakeJudge(delay=0.01) as server:
-        scores = loaded(tmp_path, server, at_once=2)
+        scores = loaded(tmp_path, server, at_once=2, request_seconds=SECONDS)
         beginning = threading.Thread(
             target=lambda: [scores.begin(CASES[row : row + 1]) for row in range(12)], daemon=True
         )
@@ -202,3 +203,40 @@ def test_a_thread_may_begin_while_another_reads_scores(tmp_path: Path, fresh: An
     assert found == [right(slice(row, row + 3)) for row in range(12, 24, 3)]
     assert server.seen.most_at_once <= 2
     assert set(server.seen.questions.values()) == {1}
+
+
+def test_a_term_waits_for_the_questions_that_another_has_begun(tmp_path: Path, fresh: Any) -> None:
+    """Both want the same scores, and the one that asked for none of them wants them first; each counts its own."""
+    with FakeJudge(delay=0.05) as server:
+        first, second = (
+            loaded(tmp_path, server, at_once=2, request_seconds=SECONDS, patience_seconds=SECONDS)
+            for _ in range(2)
+        )
+        first.begin(CASES[:4])
+        second.begin(CASES[:6])
+        for scores in (second, first):
+            assert scored(scores, slice(0, 6)) == right(slice(0, 6))
+    assert server.seen.questions == dict.fromkeys(map(question, range(6)), 1)
+    assert answer_metrics()["judge_asked"] == 6
+    assert not answer_file(tmp_path).begun
+
+
+def test_threads_that_come_first_at_once_share_one_answer_file(
+    tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would hold a lock of its own otherwise, and ask what the other one asks."""
+    opened = AnswerFile.__init__
+
+    def slowly(self: AnswerFile, path: Path) -> None:
+        time.sleep(0.05)
+        opened(self, path)
+
+    monkeypatch.setattr(AnswerFile, "__init__", slowly)
+    together = threading.Barrier(4)
+
+    def come(_: int) -> AnswerFile:
+        together.wait(SECONDS)
+        return answer_file(tmp_path)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(map(id, threads.map(come, range(4))))) == 1

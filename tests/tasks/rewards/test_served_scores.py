@@ -48,7 +48,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Forget all open files of answers: what a new process would not know."""
 
     def forget() -> None:
-        answer_file.answer_file.cache_clear()
+        answer_file._opened.cache_clear()
         answer_metrics()
 
     forget()
