@@ -206,9 +206,8 @@ _opening = threading.Lock()
 
 def answer_file(scratch: Path) -> AnswerFile:
     """Return the answers of the stage that works in this folder; all of its terms and threads share them."""
-    with (
-        _opening
-    ):  # `cache` alone calls twice where two threads come first, and each would hold a lock of its own
+    # Of two threads that come first, each would get a file with a lock of its own from `cache` alone.
+    with _opening:
         return _opened(scratch)
 
 
