@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from vantage.schemas.checks.engines import runs_vllm, servers_of
+from vantage.schemas.checks.engines import runs_vllm, server_processes_of
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Resources, Stage, Training
@@ -27,7 +27,7 @@ def num_ranks(work: Work, share: Share | None) -> int:
         return 1
     resources = work.resources
     gpus = len(share.gpus) if share and resources.nodes is None else resources.gpus or 0
-    return num_nodes(work) * (resources.distributed.ranks or max(1, gpus - servers_of(work)))
+    return num_nodes(work) * (resources.distributed.ranks or max(1, gpus - server_processes_of(work)))
 
 
 def num_nodes(work: Work) -> int:

@@ -156,13 +156,14 @@ def _by_vllm(found: "Vllm", nodes: int) -> str:
         line += f", and {_duration(found.sending)} until new weights are there"
     if found.place == "process" and nodes > 1:
         return f"{line}; a recipe for {nodes} nodes is refused with it: use rollout.servers"
-    if found.gpus_of_each == 1:
+    if found.gpus_of_each == found.tensor_parallel:
         return line
     if found.place == "url":
         return f"{line}; each server is counted with {found.gpus_of_each} GPUs (tensor parallel), which no cost contains"
+    has = "one" if found.tensor_parallel == 1 else str(found.tensor_parallel)
     return (
-        f"{line}, if it had {found.gpus_of_each} GPUs: its weights leave no room on one, and vLLM has one there; use rollout.url with servers "
-        f"that have --tensor-parallel-size {found.gpus_of_each}"
+        f"{line}, if it had {found.gpus_of_each} GPUs: its weights leave no room on {has}, and vLLM has {has} there; use rollout.servers with "
+        f"rollout.tensor_parallel: {found.gpus_of_each}"
     )
 
 

@@ -143,8 +143,8 @@ def tokens_per_second(workload: Workload, device: Device) -> float | None:
 
 
 def gpus_of_each(network: Network, workload: Workload, engine: Engine, device: Device) -> int:
-    """Return the fewest GPUs, a power of two, on which an engine's weights leave room for its cache."""
-    gpus, weights = 1, network.weights * width_of(workload)
+    """Return the GPUs that an engine has, or a power of two times as many: the fewest on which its weights leave room for its cache."""
+    gpus, weights = 1 if device.is_cpu else engine.tensor_parallel, network.weights * width_of(workload)
     while not device.is_cpu and weights > (1 - CACHE_SHARE) * memory_of_engine(engine, device) * gpus:
         gpus *= 2
     return gpus

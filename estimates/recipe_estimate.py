@@ -31,7 +31,7 @@ from vantage.estimates.token_counts import (
 from vantage.estimates.workload import Engine, Workload
 from vantage.estimates.workload_parts import Subject
 from vantage.models.model_config import read_config
-from vantage.schemas.checks.engines import sampling_of, servers_of
+from vantage.schemas.checks.engines import sampling_of, server_processes_of
 from vantage.schemas.kinds import KINDS
 from vantage.schemas.recipe.evaluations import BenchmarkEvaluation
 from vantage.schemas.recipe.learning_rates import with_learning_rates
@@ -53,7 +53,9 @@ class Vllm:
     """``process``, ``servers`` or ``url``."""
     engines: int
     gpus_of_each: int
-    """More than one: its weights do not fit on one GPU."""
+    """GPUs that each needs; more than it has: its weights do not fit there."""
+    tensor_parallel: int
+    """GPUs that each has: ``rollout.tensor_parallel``."""
     rows: float
     """Mean number of responses that one of them samples at once; the least of the stage's samplings."""
     tokens_per_second: float
@@ -261,7 +263,7 @@ def _estimate_stage(
 ) -> StageEstimate:
     engine = _engine_of(subject.stage, nodes)
     workload = replace(workload_of(subject), engine=engine)
-    choices = _choices(subject.stage.resources, gpus, nodes, servers=servers_of(subject.stage))
+    choices = _choices(subject.stage.resources, gpus, nodes, servers=server_processes_of(subject.stage))
     layout, size = choices[-1], None
     for layout in choices:
         size = largest_microbatch(workload, layout, device)
@@ -297,7 +299,13 @@ def _engine_of(stage: Stage, nodes: int | None) -> Engine | None:
         return Engine(place="url", count=len(sampling.url), max_rows=sampling.max_rows, is_beside=is_beside)
     if sampling.servers is not None:
         count = sampling.servers * nodes
-        return Engine(place="servers", count=count, max_rows=sampling.max_rows, is_beside=is_beside)
+        return Engine(
+            place="servers",
+            count=count,
+            max_rows=sampling.max_rows,
+            is_beside=is_beside,
+            tensor_parallel=sampling.tensor_parallel,
+        )
     return Engine(place="process", count=1, max_rows=sampling.max_rows)
 
 
@@ -311,6 +319,7 @@ def _vllm(workload: Workload, device: Device) -> Vllm | None:
         place=engine.place,
         engines=engine.count,
         gpus_of_each=max(found.gpus for found in each),
+        tensor_parallel=engine.tensor_parallel,
         rows=min(found.rows for found in each),
         tokens_per_second=tokens_per_second(workload, device) or 0.0,
         sampling=sampling,

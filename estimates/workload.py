@@ -122,13 +122,15 @@ class Engine:
     """``rollout.max_rows``."""
     is_beside: bool = False
     """``rollout.ahead: 1``: it samples while the stage trains."""
+    tensor_parallel: int = 1
+    """``rollout.tensor_parallel``."""
     gathers: bool = False
     """Whether an engine in the process of a rank gathers the other ranks' parts of the weights for each update (fsdp2)."""
 
     @property
     def own_gpus(self) -> int:
         """GPUs of the stage on which only servers run."""
-        return self.count if self.place == "servers" else 0
+        return self.count * self.tensor_parallel if self.place == "servers" else 0
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from vantage.attempts.launchers.quick_imports import quick_imports
 from vantage.attempts.launchers.ray_nodes import wait_for_nodes
 from vantage.attempts.launchers.waiting import NodesAsked, Waiting
 from vantage.attempts.segments import begin_segment
-from vantage.schemas.checks.engines import servers_of
+from vantage.schemas.checks.engines import server_processes_of
 from vantage.schemas.recipe.stage import Resources, Stage
 from vantage.schemas.recipe.stages import threads_for_each
 from vantage.schemas.records.attempt import Failure
@@ -88,7 +88,7 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: _print_stacks(folder, num_ranks))
     job = StageJob.model_validate_json(job_file.read_bytes())
     work = _work(job_file)
-    asked = _nodes_asked(work.resources, on_each=num_ranks // nodes, servers=servers_of(work))
+    asked = _nodes_asked(work.resources, on_each=num_ranks // nodes, servers=server_processes_of(work))
     failed_starts = 0
     try:
         while True:
@@ -157,7 +157,9 @@ def _trainer(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> Torch
             "versions": _versions(),
         },
         torch_config=TorchConfig(timeout_s=int(ranks.patience(resources.hang_seconds).total_seconds())),
-        scaling_config=_placement(resources, nodes=nodes, num_ranks=num_ranks, servers=servers_of(work)),
+        scaling_config=_placement(
+            resources, nodes=nodes, num_ranks=num_ranks, servers=server_processes_of(work)
+        ),
         run_config=RunConfig(  # type: ignore[arg-type]  # annotated with the class of Ray Train V1
             name=f"{folder.parent.name}-{folder.name}",
             storage_path=str(folder / "ray"),
@@ -295,7 +297,7 @@ def _rank(config: dict[str, Any]) -> None:
 
 def _place_servers(work: Stage, *, nodes: int) -> None:
     """Have Ray place the servers that the stage starts, of which each of ``nodes`` has as many as the recipe asks for."""
-    if servers := servers_of(work):
+    if servers := server_processes_of(work):
         from vantage.tasks.rollout import own_servers  # which most stages do not need
 
         on_each = int(os.environ["WORLD_SIZE"]) // nodes
@@ -360,5 +362,5 @@ def _work(job_file: Path) -> Stage:
 def _threads(work: Stage, *, nodes: int, num_ranks: int) -> int:
     """Return the CPU threads of torch on each rank."""
     return threads_for_each(
-        work, (work.resources.cpus or 0) * nodes // (num_ranks + nodes * servers_of(work))
+        work, (work.resources.cpus or 0) * nodes // (num_ranks + nodes * server_processes_of(work))
     )

@@ -33,10 +33,10 @@ def sampling_of(stage: Work) -> Sampling | None:
     return None
 
 
-def servers_of(stage: Stage) -> int:
-    """Return how many servers the stage starts for itself on each of its machines."""
+def server_processes_of(stage: Stage) -> int:
+    """Return the processes of the servers that the stage starts on each of its machines; each has a GPU if the stage has any."""
     sampling = sampling_of(stage)
-    return 0 if sampling is None else sampling.servers or 0
+    return 0 if sampling is None else sampling.server_processes
 
 
 def runs_vllm(stage: Stage) -> bool:
@@ -82,6 +82,8 @@ def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
         place = "in the stage's process"
         if sampling.servers is not None:
             place = f"on servers that the stage starts: {sampling.servers}"
+            if sampling.tensor_parallel > 1:
+                place += f", each in {sampling.tensor_parallel} parts (tensor parallel)"
             if stage.resources.nodes is not None:
                 place += " for each of its nodes, where Ray places them"
         elif sampling.url is not None:

@@ -25,6 +25,11 @@ class Sampling(Frozen):
     servers: Annotated[int, Field(ge=1, le=MAX_NAMED, strict=True)] | None = Field(None, exclude_if=is_unset)
     """Servers of vLLM that the stage starts for itself, each on one of its GPUs (``resources.gpus``), beside those that train; without
     GPUs, on its CPUs. With ``resources.nodes``, so many for each node, where Ray places them. In no stage key."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=MAX_NAMED, strict=True)] = Field(
+        1, exclude_if=is_default(1)
+    )
+    """Processes of each of ``servers``, which hold a part of each matrix: GPUs of one machine, or without GPUs shares of its CPUs. It divides
+    the model's attention heads. In no stage key."""
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = (
         Field(None, exclude_if=is_unset)
     )
@@ -63,6 +68,11 @@ class Sampling(Frozen):
             raise ValueError(
                 f"servers={self.servers} are of vllm, and started for this stage; add engine: vllm, and leave url out"
             )
+        if self.servers is None and self.tensor_parallel > 1:
+            raise ValueError(
+                f"tensor_parallel={self.tensor_parallel} is of servers that the stage starts; add servers, or leave it out (servers of url have "
+                "--tensor-parallel-size)"
+            )
         if self.servers is not None and self.api_key_variable is not None:
             raise ValueError(
                 "api_key_variable is read only with url; servers of the stage have a key of their own"
@@ -80,6 +90,11 @@ class Sampling(Frozen):
     def is_served(self) -> bool:
         """Return whether servers sample, and not the stage's process."""
         return self.url is not None or self.servers is not None
+
+    @property
+    def server_processes(self) -> int:
+        """Return the processes of the servers that the stage starts on each of its machines; each has a GPU if the stage has any."""
+        return (self.servers or 0) * self.tensor_parallel
 
     def limits(self, passes: PassLimits) -> PassLimits:
         """Return the bounds of sampling if no larger ones are found; ``passes``: bounds of the stage's other passes."""
@@ -118,10 +133,14 @@ def refuse_misplaced_engine(rollout: Sampling, resources: Resources) -> None:
             "rollout.engine=vllm samples in the stage's processes, on one machine; leave resources.nodes out, or use engine: loop, or servers "
             "(rollout.servers or rollout.url)"
         )
-    if rollout.servers is not None and resources.gpus and resources.gpus <= rollout.servers:
+    of_servers = rollout.server_processes
+    if rollout.servers is not None and resources.gpus and resources.gpus <= of_servers:
+        taken = "take as many"
+        if rollout.tensor_parallel > 1:
+            taken = f"with rollout.tensor_parallel={rollout.tensor_parallel} take {of_servers}"
         raise ValueError(
-            f"rollout.servers={rollout.servers} take as many of resources.gpus={resources.gpus}, and none is left to train; set "
-            f"resources.gpus: {rollout.servers + 1} or more"
+            f"rollout.servers={rollout.servers} {taken} of resources.gpus={resources.gpus}, and none is left to train; set "
+            f"resources.gpus: {of_servers + 1} or more"
         )
     if rollout.servers is not None and resources.gpus and resources.distributed.ranks is not None:
         raise ValueError(

@@ -67,6 +67,7 @@ NOT_IN_KEY = frozenset(
         "rollout.max_rows",
         "rollout.url",
         "rollout.servers",
+        "rollout.tensor_parallel",
         "rollout.api_key_variable",
         "rollout.weights_folder",
         "rollout.request_seconds",

@@ -1,4 +1,4 @@
-"""Servers of vLLM that a stage starts for itself: each in a process of its own, on a GPU beside those that train."""
+"""Servers of vLLM that a stage starts for itself: each in processes of its own, on GPUs beside those that train."""
 
 import logging
 import os
@@ -59,6 +59,8 @@ class Settings:
     """Most seconds of one response."""
     adapters: AdapterRoom | None = None
     """Room for adapters; None: the policy has none."""
+    tensor_parallel: int = 1
+    """Processes, each with a part of every matrix, and with a GPU if there are any."""
 
 
 class OwnServer:
@@ -172,6 +174,8 @@ def _arguments(folder: Path, settings: Settings, *, is_on_gpu: bool) -> list[str
         "--generation-config": "vllm",
         "--worker-extension-cls": WORKER,
     }
+    if settings.tensor_parallel > 1:
+        values["--tensor-parallel-size"] = str(settings.tensor_parallel)
     if settings.max_rows is not None:
         values["--max-num-seqs"] = str(settings.max_rows)
     switches = [
@@ -203,8 +207,9 @@ class OwnServers:
             key: API key that they ask for, the same on all ranks.
 
         Raises:
-            ValueError: vllm is not installed, or there are too few GPUs.
+            ValueError: vllm is not installed, there are too few GPUs, or the model cannot be cut into so many parts.
         """
+        _require_parts(policy, settings.tensor_parallel)
         if find_spec("vllm") is None:
             raise ValueError(
                 "rollout.servers needs the package vllm, which is not installed; install it as docs/rollouts.md describes, or use "
@@ -230,12 +235,13 @@ class OwnServers:
         if _by_ray is not None:
             from vantage.tasks.rollout.servers_on_nodes import Places  # which loads Ray
 
-            self._places = Places(len(programs), cpus=_by_ray.cpus, gpus=int(is_on_gpu))
+            parts = self._settings.tensor_parallel
+            self._places = Places(len(programs), cpus=_by_ray.cpus * parts, gpus=parts if is_on_gpu else 0)
             return [self._places.process(number, program) for number, program in enumerate(programs)]
         if not is_on_gpu:
             return [LocalProcess(program) for program in programs]
-        gpus = _gpus_beside(len(programs))
-        return [LocalProcess(_on_gpu(each, gpu)) for each, gpu in zip(programs, gpus, strict=True)]
+        gpus = _gpus_beside(len(programs), each=self._settings.tensor_parallel)
+        return [LocalProcess(_on_gpus(program, some)) for program, some in zip(programs, gpus, strict=True)]
 
     def running(self, look: Callable[[], None] = _show_waiting) -> list[VllmServer]:
         """Start the servers that do not run, wait until all answer, and return what calls them; all ranks call this.
@@ -292,7 +298,7 @@ def place_by_ray(*, cpus: int, nodes: int) -> None:
     """Have Ray place the servers that this process starts, on the nodes of the cluster that it belongs to.
 
     Args:
-        cpus: CPUs that each server reserves.
+        cpus: CPUs that each process of a server reserves.
         nodes: machines of the stage; each adds as many servers as the recipe asks for.
     """
     global _by_ray
@@ -311,7 +317,7 @@ def own_servers(policy: PolicyModel, folder: Path, *, count: int, key: str, sett
         key: API key of new ones, the same on all ranks.
 
     Raises:
-        ValueError: vllm is not installed, or there are too few GPUs.
+        ValueError: see ``OwnServers``.
     """
     model = policy.causal_lm.config.to_json_string()
     for (of_model, of_count, started), servers in _of_this_process.items():
@@ -330,12 +336,22 @@ def close_own_servers() -> None:
     _of_this_process.clear()
 
 
-def _on_gpu(program: Program, gpu: str) -> Program:
-    return replace(program, fixed={**program.fixed, "CUDA_VISIBLE_DEVICES": gpu})
+def _require_parts(policy: PolicyModel, parts: int) -> None:
+    """Raise ValueError if the model's attention heads cannot be shared out over so many processes."""
+    heads = policy.causal_lm.config.get_text_config().num_attention_heads
+    if heads % parts:
+        raise ValueError(
+            f"rollout.tensor_parallel={parts} must divide the {heads} attention heads of the model; set it to one of "
+            + ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+        )
 
 
-def _gpus_beside(count: int) -> list[str]:
-    """Return the stage's last GPUs, which its ranks leave free.
+def _on_gpus(program: Program, gpus: Sequence[str]) -> Program:
+    return replace(program, fixed={**program.fixed, "CUDA_VISIBLE_DEVICES": ",".join(gpus)})
+
+
+def _gpus_beside(count: int, *, each: int) -> list[list[str]]:
+    """Return the GPUs of ``count`` servers: the stage's last ones, which its ranks leave free.
 
     Raises:
         ValueError: there are too few.
@@ -343,12 +359,15 @@ def _gpus_beside(count: int) -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     visible = [name for name in named if name] or [str(number) for number in range(torch.cuda.device_count())]
     free = visible[ranks.world_size() :]
-    if len(free) < count:
+    needed = count * each
+    if len(free) < needed:
+        wanted = "as many" if each == 1 else f"{needed} (rollout.tensor_parallel={each} for each)"
         raise ValueError(
-            f"rollout.servers={count} needs as many GPUs beside those of {ranks.world_size()} rank(s), and the stage has "
-            f"{len(visible)}; set resources.gpus to {ranks.world_size() + count}"
+            f"rollout.servers={count} needs {wanted} GPUs beside those of {ranks.world_size()} rank(s), and the stage has {len(visible)}; "
+            f"set resources.gpus to {ranks.world_size() + needed}"
         )
-    return list(free[-count:])
+    own = free[-needed:]
+    return [own[start : start + each] for start in range(0, needed, each)]
 
 
 def _invariant() -> dict[str, str]:

@@ -136,6 +136,7 @@ class RemoteEngine(SamplesWhenAsked):
                 rollout.max_rows,
                 rollout.request_seconds,
                 self._sampled.adapters,
+                rollout.tensor_parallel,
             )
             key = hashlib.sha256(f"{self._token:014x}".encode()).hexdigest()
             folder = (codec.scratch or self._folder) / "servers"

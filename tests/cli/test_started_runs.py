@@ -318,7 +318,7 @@ def test_the_smallest_layout_names_smaller_passes(smallest: Any, shown: str) -> 
 
 def vllm(**changes: Any) -> Any:
     given = {"engines": 1, "place": "process", "tokens_per_second": 1234.0, "rows": 64.0, "sampling": 90.0}
-    return SimpleNamespace(**{**given, "sending": 0.0, "gpus_of_each": 1, **changes})
+    return SimpleNamespace(**{**given, "sending": 0.0, "gpus_of_each": 1, "tensor_parallel": 1, **changes})
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,17 @@ def vllm(**changes: Any) -> Any:
         (
             vllm(place="servers", gpus_of_each=4),
             1,
-            "use rollout.url with servers that have --tensor-parallel-size 4",
+            "its weights leave no room on one, and vLLM has one there; use rollout.servers with rollout.tensor_parallel: 4",
+        ),
+        (
+            vllm(place="servers", gpus_of_each=8, tensor_parallel=4),
+            1,
+            "if it had 8 GPUs: its weights leave no room on 4, and vLLM has 4 there; use rollout.servers with rollout.tensor_parallel: 8",
+        ),
+        (
+            vllm(place="servers", gpus_of_each=4, tensor_parallel=4),
+            1,
+            "1,234 tokens/s on one server, 64 rows at once, 1.5 min",
         ),
     ],
 )

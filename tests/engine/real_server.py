@@ -195,15 +195,18 @@ def test_every_update_of_adapters_reaches_a_real_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("with_adapters", [False, True])
-def test_a_stage_starts_a_real_server_of_its_own(with_adapters: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("with_adapters", "parts"),
+    [(False, 1), (True, 1), pytest.param(False, 2, id="in two parts")],
+)
+def test_a_stage_starts_a_real_server_of_its_own(with_adapters: bool, parts: int, tmp_path: Path) -> None:
     """Without a tokenizer and with weights that come from the policy alone; killed, it is started again."""
     folder = model(tmp_path / "model", "tied")
     settings = Generation(max_prompt_tokens=32, max_response_tokens=24)
     policy, codec = PolicyModel(load_policy(folder)), Codec(load_tokenizer(folder), settings, None, tmp_path)
     if with_adapters:
         add_adapters(policy.causal_lm, Adaptation(Lora(rank=4, alpha=8.0), seed=5))
-    rollout = Sampling(engine="vllm", servers=1)
+    rollout = Sampling(engine="vllm", servers=1, tensor_parallel=parts)
     engine = load_engine(policy, codec, limits=PassLimits(), rollout=rollout)
     assert isinstance(engine, RemoteEngine) and engine._own is not None
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
@@ -213,6 +216,7 @@ def test_a_stage_starts_a_real_server_of_its_own(with_adapters: bool, tmp_path: 
         (moved_adapters if with_adapters else moved)(policy, 0.02)
         engine.take_weights(policy.causal_lm.named_parameters())
         [server] = engine._own._servers
+        assert f"tensor_parallel_size={parts}," in server._log.read_text()
         assert isinstance(server._process, LocalProcess) and server._process._process is not None
         os.killpg(server._process._process.pid, signal.SIGKILL)
         server._process._process.wait()

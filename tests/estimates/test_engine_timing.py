@@ -113,6 +113,25 @@ def test_memory_bounds_the_rows() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "memory", "expected"),
+    [
+        (1, 1e9, 1),
+        (4, 1e9, 4),
+        pytest.param(1, 2e8, 2, id="one GPU has room for 147 MB of weights beside the cache, two for 294"),
+        pytest.param(3, 6e7, 12, id="three have room for 132 MB, six for 265, and twelve for 530"),
+    ],
+)
+def test_a_server_has_the_gpus_that_it_was_given_or_needs_more(
+    given: int, memory: float, expected: int
+) -> None:
+    engine = replace(SERVERS, tensor_parallel=given)
+    found = sampled(SAMPLING, workload(engine), engine, replace(DEVICE, memory=memory))
+    assert found.gpus == expected
+    assert engine.own_gpus == 2 * given
+    assert replace(PROCESS, tensor_parallel=given).own_gpus == 0
+
+
+@pytest.mark.parametrize(
     ("is_trained", "adapters", "expected"),
     [
         pytest.param(True, 0, 3 * 0.268, id="each rollout of a policy that trains"),

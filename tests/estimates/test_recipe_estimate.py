@@ -579,3 +579,12 @@ def test_a_stage_that_vllm_samples_is_estimated_with_it_and_marked(tmp_path: Pat
     assert (policy["layout"]["gpus"], policy["vllm"]["engines"]) == (6, 2)
     assert policy["gpu_hours"] == pytest.approx(8 * policy["seconds"] / 3600), "servers cost as much"
     assert policy["vllm"]["sampling"] + policy["vllm"]["sending"] < policy["seconds"]
+    with_vllm.write_text(both.replace("servers: 2}", "servers: 2, tensor_parallel: 3}"))
+    [in_parts] = [
+        each
+        for each in json.loads(run(str(with_vllm), "--gpu", "h100", "--json").stdout)["stages"]
+        if each["stage"] == "policy"
+    ]
+    assert (in_parts["layout"]["gpus"], in_parts["vllm"]["engines"]) == (2, 2)
+    assert in_parts["vllm"]["gpus_of_each"] == in_parts["vllm"]["tensor_parallel"] == 3
+    assert in_parts["gpu_hours"] == pytest.approx(8 * in_parts["seconds"] / 3600)

@@ -541,7 +541,13 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     for name in ("model", "host", "port", "load-format", "dtype", "max-model-len", "logprobs-mode"):
         arguments.add_argument(f"--{name}", required=True)
-    for name in ("generation-config", "worker-extension-cls", "max-num-seqs", "max-lora-rank"):
+    for name in (
+        "generation-config",
+        "worker-extension-cls",
+        "max-num-seqs",
+        "max-lora-rank",
+        "tensor-parallel-size",
+    ):
         arguments.add_argument(f"--{name}")
     for name in (
         "enable-scale-out",

@@ -185,6 +185,9 @@ def test_a_recipes_file_keeps_the_servers() -> None:
         ("{servers: 1}", "servers=1 are of vllm, and started for this stage; add engine: vllm"),
         (f"{{engine: vllm, servers: 1, url: {ONE}}}", "servers=1 are of vllm, and started for this stage"),
         ("{engine: vllm, servers: 1, api_key_variable: KEY}", "api_key_variable is read only with url"),
+        ("{engine: vllm, tensor_parallel: 2}", "tensor_parallel=2 is of servers that the stage starts; add"),
+        (f"{{engine: vllm, url: {ONE}, tensor_parallel: 2}}", "servers of url have --tensor-parallel-size"),
+        ("{engine: vllm, servers: 1, tensor_parallel: 0}", "rollout.tensor_parallel"),
         ("{engine: vllm, request_seconds: 5.0}", "request_seconds is read only with url or servers; add one"),
         (
             "{checksums: true}",
@@ -207,6 +210,11 @@ def test_servers_of_the_stage_take_some_of_its_gpus() -> None:
     message = refused(policy=f"{own}, resources: {{gpus: 2}}")
     assert "rollout.servers=2 take as many of resources.gpus=2, and none is left to train" in message
     assert "set resources.gpus: 3 or more" in message
+    in_parts = ", rollout: {engine: vllm, servers: 2, tensor_parallel: 4}"
+    recipe(policy=f"{in_parts}, resources: {{gpus: 9}}")
+    message = refused(policy=f"{in_parts}, resources: {{gpus: 8}}")
+    assert "rollout.servers=2 with rollout.tensor_parallel=4 take 8 of resources.gpus=8, and none" in message
+    assert "set resources.gpus: 9 or more" in message
     message = refused(policy=f"{own}, resources: {{gpus: 8, distributed: {{ranks: 8}}}}")
     assert (
         "rollout.servers=2 take GPUs of resources.gpus=8, and resources.distributed.ranks=8 would train"

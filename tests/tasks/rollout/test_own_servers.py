@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ import torch
 from tests.support.fake_vllm_server import PROGRAM
 from tests.support.fork_server import WITH_TORCH
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand
-from tests.tasks.rollout.test_vllm_engine import moved, parts
+from tests.tasks.rollout.test_vllm_engine import moved
+from tests.tasks.rollout.test_vllm_engine import parts as parts_of
 from vantage.attempts.machine import num_ranks
 from vantage.ledger.journal import read
 from vantage.models.policy import PolicyModel
@@ -78,7 +80,7 @@ def programs() -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("prepared")
 def test_a_server_of_the_stage_samples_and_ends_with_it(pipeline: Any, tmp_path: Path) -> None:
-    policy, codec, prompts = parts(pipeline)
+    policy, codec, prompts = parts_of(pipeline)
     engine = engine_of(policy, codec, 1)
     for seed in (1, 2):
         found = engine.generate(prompts, count=2, seed=seed)
@@ -98,7 +100,7 @@ def test_a_server_that_dies_or_hangs_is_started_again(
 ) -> None:
     (tmp_path / "faults.json").write_text(json.dumps(faults))
     monkeypatch.setenv("FAKE_VLLM_FAULTS", str(tmp_path / "faults.json"))
-    policy, codec, prompts = parts(pipeline)
+    policy, codec, prompts = parts_of(pipeline)
     engine = engine_of(policy, codec, 1, request_seconds=20.0 if "stops_at" in faults else 3.0)
     found = engine.generate(prompts, count=2, seed=1)
     assert_alike(found, by_hand(policy, codec, prompts, count=2, seed=1))
@@ -111,7 +113,7 @@ def test_a_server_that_is_killed_between_rollouts_is_started_again_until_it_was_
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_servers, "MAX_RESTARTS", 1)
-    policy, codec, prompts = parts(pipeline)
+    policy, codec, prompts = parts_of(pipeline)
     engine = engine_of(policy, codec, 1)
     expected = engine.generate(prompts, count=1, seed=1)
     for is_last in (False, True):
@@ -128,7 +130,7 @@ def test_a_server_that_cannot_start_is_refused_with_the_end_of_its_log(
 ) -> None:
     failing = "import sys; sys.exit('no kernel for this model')"
     monkeypatch.setattr(own_servers, "PROGRAM", ("-c", failing))
-    policy, codec, prompts = parts(pipeline)
+    policy, codec, prompts = parts_of(pipeline)
     with pytest.raises(
         ServerRefused, match=r"server 0 did not start; its log ends with: .*no kernel for this model"
     ):
@@ -179,27 +181,77 @@ def test_what_a_killed_stage_has_started_ends(killed: str) -> None:
 
 
 def test_the_gpus_of_servers_have_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ranks_of(gpus: int | None, servers: int | None, on: tuple[str, ...]) -> int:
+    def ranks_of(gpus: int | None, servers: int | None, on: tuple[str, ...], *, parts: int = 1) -> int:
         work = RolloutCollection(
             kind="rollout_collection",
             policy="sft",
             prompts="prompts",
             reward="main",
             resources=Resources(gpus=gpus),
-            rollout=Sampling(engine="vllm", servers=servers) if servers else Sampling(),
+            rollout=Sampling(engine="vllm", servers=servers, tensor_parallel=parts)
+            if servers
+            else Sampling(),
         )
         return num_ranks(work, Share(cpus=1, gpus=on))
 
     eight = tuple(map(str, range(8)))
     assert ranks_of(8, 2, eight) == 6 and ranks_of(8, None, eight) == 8
+    assert ranks_of(8, 2, eight, parts=3) == 2 and ranks_of(8, 1, eight, parts=4) == 4
     assert ranks_of(None, 1, ()) == 1, "on CPUs the servers run beside one process"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    assert own_servers._gpus_beside(2) == ["5", "6"]
+    assert own_servers._gpus_beside(2, each=1) == [["5"], ["6"]]
+    assert own_servers._gpus_beside(1, each=2) == [["5", "6"]]
     with pytest.raises(
         ValueError,
         match="rollout.servers=3 needs as many GPUs beside those of 1 rank.*set resources.gpus to 4",
     ):
-        own_servers._gpus_beside(3)
+        own_servers._gpus_beside(3, each=1)
+    with pytest.raises(
+        ValueError,
+        match=r"servers=2 needs 4 \(rollout.tensor_parallel=2 for each\) GPUs beside.*set resources.gpus to 5",
+    ):
+        own_servers._gpus_beside(2, each=2)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_server_in_parts_has_as_many_gpus(
+    parts: int, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers have the last GPUs, and no other argument of vLLM changes; with Ray, each place has the GPUs and CPUs of all parts."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    of_model, _, _ = parts_of(pipeline)
+    policy: Any = SimpleNamespace(device=torch.device("cuda"), causal_lm=of_model.causal_lm)
+    settings = own_servers.Settings("float32", 8, None, 1.0, tensor_parallel=parts)
+    servers = own_servers.OwnServers(policy, tmp_path, count=2, key="k", settings=settings)
+    found = [each._process._program for each in servers._servers]  # type: ignore[attr-defined]
+    last = ["2,3", "4,5"] if parts == 2 else ["4", "5"]
+    assert [each.fixed["CUDA_VISIBLE_DEVICES"] for each in found] == last
+    plain = own_servers._arguments(tmp_path, replace(settings, tensor_parallel=1), is_on_gpu=True)
+    added = ["--tensor-parallel-size", "2"] if parts == 2 else []
+    for each in found:
+        assert sorted(each.command) == sorted([*own_servers.PROGRAM, *plain, *added])
+    asked: list[tuple[int, int, int]] = []
+    places = SimpleNamespace(
+        Places=lambda count, *, cpus, gpus: (
+            asked.append((count, cpus, gpus)) or SimpleNamespace(process=lambda *_: None)
+        )
+    )
+    monkeypatch.setitem(sys.modules, "vantage.tasks.rollout.servers_on_nodes", places)
+    monkeypatch.setattr(own_servers, "_by_ray", own_servers._ByRay(cpus=3, nodes=2))
+    for device in ("cuda", "cpu"):
+        policy.device = torch.device(device)
+        own_servers.OwnServers(policy, tmp_path, count=2, key="k", settings=settings)
+    assert asked == [(4, 3 * parts, parts), (4, 3 * parts, 0)]
+
+
+def test_parts_that_do_not_divide_the_attention_heads_are_refused(pipeline: Any, tmp_path: Path) -> None:
+    policy, _, _ = parts_of(pipeline)
+    heads = policy.causal_lm.config.num_attention_heads
+    settings = own_servers.Settings("float32", 8, None, 1.0, tensor_parallel=heads + 1)
+    message = f"tensor_parallel={heads + 1} must divide the {heads} attention heads of the model; set it to one of 1, .*{heads}$"
+    with pytest.raises(ValueError, match=message):
+        own_servers.OwnServers(policy, tmp_path, count=1, key="k", settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +277,7 @@ def test_a_server_on_a_gpu_samples_each_response_as_if_it_were_alone(
     settings = own_servers.Settings(precision="float32", max_tokens=8, max_rows=None, seconds=1.0)
     policy: Any = SimpleNamespace(device=torch.device("cpu" if gpu is None else "cuda"))
     program = own_servers._program(policy, tmp_path, 0, key="k", settings=settings)
-    placed = program if gpu is None else own_servers._on_gpu(program, gpu)
+    placed = program if gpu is None else own_servers._on_gpus(program, [gpu])
     found = placed.environment({} if chosen is None else {"VLLM_BATCH_INVARIANT": chosen})
     assert found.get("VLLM_BATCH_INVARIANT") == expected
     assert found.get("CUDA_VISIBLE_DEVICES") == gpu
