@@ -43,7 +43,8 @@ class Sampling(Frozen):
     """Most seconds of one response of a server; another server samples it then. In no stage key."""
     checksums: bool | None = Field(None, exclude_if=is_unset)
     """Whether the proof of an update also compares the sha256 of vLLM's parameters with the policy's, where vLLM computes them (0.32
-    does). None: for weights of at most 1 GiB; hashing takes about a second for each GiB. In no stage key."""
+    does). None: all of at most 1 GiB, of at most 32 GiB all at first and then 1 GiB after each update, in turn; hashing takes about a second for
+    each GiB. In no stage key."""
     max_rows: Count | None = Field(None, exclude_if=is_unset)
     """Most responses that are sampled side by side. It changes memory and speed, and no response. None: on a GPU without
     ``microbatch_tokens``, as many as memory has room for, found before the first step; else ``microbatch_size``."""

@@ -2,12 +2,12 @@
 
 Log-probabilities of fixed rows show that an update has arrived, up to the rounding of the arithmetic: in bfloat16 a small update hides in it. Checksums
 show every bit. vLLM 0.32 computes the sha256 of each of its parameters (``compute_weight_checksums``). It joins some matrices, and pads
-the rows of embeddings; so what is hashed here is what vLLM would hold.
+the rows of embeddings; so what is hashed here is what vLLM would hold. Of large weights, each update compares another part.
 """
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -28,7 +28,10 @@ PADDED_TO = 64
 """vLLM fills embeddings with rows of zeros up to a multiple of this."""
 
 MOST_BYTES = 2**30
-"""Weights up to this size are compared where the recipe does not say: hashing takes about a second, here and in vLLM."""
+"""Weights up to this size are compared after each update where the recipe does not say: hashing takes about a second, here and in vLLM."""
+
+MOST_BYTES_AT_FIRST = 32 * 2**30
+"""Weights up to this size are compared once where the recipe does not say, and in parts after that."""
 
 
 class GivenWeights:
@@ -42,6 +45,8 @@ class GivenWeights:
             only: vLLM's parameters that are compared; None: all.
         """
         self._dtype, self._only = dtype, only
+        self.sizes: dict[str, int] = {}
+        """vLLM's parameter → bytes of the weights in it, in the order of the weights."""
         self._right: dict[str, set[str]] = {}
         self._joined: dict[str, tuple[Any, list[str]]] = {}
 
@@ -56,6 +61,7 @@ class GivenWeights:
         held = weight.detach().to(self._dtype).cpu().contiguous()
         content = held.view(-1).view(torch.uint8).numpy().data
         for whole in wanted:
+            self.sizes[whole] = self.sizes.get(whole, 0) + held.nbytes
             if whole != name:
                 joined, seen = self._joined.setdefault(whole, (hashlib.sha256(), []))
                 joined.update(content)
@@ -82,40 +88,88 @@ class Checksums:
     """Compares the checksums of one policy's vLLMs with the right ones.
 
     Some parameters never agree: a CPU's packed matrices, and layouts that are not known here. The first comparison of a vLLM, which
-    follows the proof by log-probabilities, shows which ones agree; from then on these must.
+    follows the proof by log-probabilities, shows which ones agree; from then on these must. It is of all weights; where they are too large
+    for each update, the later ones are of parts in turn.
     """
 
     def __init__(self, chosen: bool | None, precision: Precision) -> None:
-        """``chosen``: ``rollout.checksums``; None: weights of at most ``MOST_BYTES`` are compared."""
+        """``chosen``: ``rollout.checksums``; None: the size of the weights decides."""
         self._chosen, self._dtype = chosen, cast(torch.dtype, getattr(torch, precision))
         self._given: GivenWeights | None = None
+        self._part: tuple[str, ...] | None = None
+        """The parameters of vLLM that are compared now; None: all."""
+        self._turn = 0
+        self._computes_none = False
+        """Whether a vLLM was asked and computes no checksums."""
+        self._sizes: dict[str, int] = {}
         self._known: dict[str, frozenset[str]] = {}
         self._compared: set[str] = set()
 
-    def begin(self, weights: Iterable[Tensor]) -> GivenWeights | None:
-        """Return what hashes these weights, which are handed over next; None: they are not compared."""
+    def begin(
+        self, weights: Iterable[Tensor], places: Iterable[str] = ("",), *, is_first: bool = False
+    ) -> GivenWeights | None:
+        """Return what hashes these weights, which are handed over next; None: they are not compared.
+
+        Args:
+            places: of the vLLMs that get them; one that is new is compared as a whole.
+            is_first: whether the vLLM has had no weights since its start; it is compared as a whole, too.
+        """
         size = sum(weight.numel() for weight in weights) * self._dtype.itemsize
-        is_compared = size <= MOST_BYTES if self._chosen is None else self._chosen
         known = frozenset().union(*self._known.values()) if self._known else None
-        self._given = GivenWeights(self._dtype, only=known) if is_compared else None
+        self._given, self._part = None, None
         self._compared.clear()
+        if self._chosen is not None:
+            is_compared, in_parts = self._chosen, False
+        else:
+            in_parts = size > MOST_BYTES
+            is_in_vain = self._computes_none or (known is not None and not known)
+            is_compared = size <= MOST_BYTES_AT_FIRST and not (in_parts and is_in_vain)
+        if is_compared:
+            if known and in_parts and not is_first and all(place in self._known for place in places):
+                self._part = self._next_part(known)
+            self._given = GivenWeights(self._dtype, only=known if self._part is None else {*self._part})
         return self._given
 
-    def compare(self, place: str, ask: Callable[[], Mapping[str, str] | None]) -> None:
+    def _next_part(self, known: Set[str]) -> tuple[str, ...]:
+        """Return the parameters whose turn it is: as many of one after another as ``MOST_BYTES`` hold, at least one."""
+        parts: list[list[str]] = []
+        taken = 0
+        for name, size in self._sizes.items():
+            if name not in known:
+                continue
+            if not parts or taken + size > MOST_BYTES:
+                parts.append([])
+                taken = 0
+            parts[-1].append(name)
+            taken += size
+        self._turn += 1
+        return tuple(parts[(self._turn - 1) % len(parts)])
+
+    def compare(self, place: str, ask: Callable[[Sequence[str] | None], Mapping[str, str] | None]) -> None:
         """Compare the checksums of the vLLM at a place, once after each ``begin``.
 
         Args:
-            ask: returns them, None if its version computes none; not called if none are compared.
+            ask: returns those of the parameters with these names, or of all, without names; None: its version computes none. Not called
+                if none are compared.
 
         Raises:
             WeightsDiffer: one that agreed before does not.
         """
-        if self._given is None or place in self._compared or (held := ask()) is None:
+        if self._given is None or place in self._compared:
+            return
+        if self._part is not None and place not in self._known:
+            return  # it has never been compared as a whole, so what it has in another layout is not known
+        if (held := ask(self._part)) is None:
+            self._computes_none = True
             return
         self._compared.add(place)
         right = self._given.right()
         agreeing = frozenset(name for name, each in held.items() if each in right.get(name, ()))
-        known = self._known.setdefault(place, agreeing)
+        if self._part is None:
+            self._sizes = self._sizes or self._given.sizes
+            known = self._known.setdefault(place, agreeing)
+        else:
+            known = self._known[place].intersection(self._part)
         if differing := sorted(known - agreeing):
             raise WeightsDiffer(
                 f"vLLM does not hold the policy's weights: the sha256 of {len(differing)} of the {len(known)} that agreed before differ, the first that "

@@ -381,7 +381,7 @@ class RemoteEngine(SamplesWhenAsked):
             whole: Path | None = None
             if adapter is None or without_base:
                 weights = base_weights(self._weights)
-                hashed = self._checksums.begin(weights.values())
+                hashed = self._checksums.begin(weights.values(), map(_place, asked.others))
                 precision = self._sampled.precision
                 written = weight_files(weights, folder / "weights", precision=precision, hashed=hashed)
                 whole = files.enter_context(written)
@@ -411,7 +411,7 @@ class RemoteEngine(SamplesWhenAsked):
             for server, logprobs in read.items()
         ]
         compared, more_faults = _answers(
-            list(read), lambda server: self._checksums.compare(f" at {server.url}", server.checksums)
+            list(read), lambda server: self._checksums.compare(_place(server), server.checksums)
         )
         if gaps:
             self._gap = max(gaps)
@@ -541,6 +541,10 @@ def _answers(
         found = dict(zip(servers, threads.map(answer, servers), strict=True))
     answers = {server: cast(Answer, each) for server, (each, fault) in found.items() if fault is None}
     return answers, [(server, fault) for server, (_, fault) in found.items() if fault is not None]
+
+
+def _place(server: VllmServer) -> str:
+    return f" at {server.url}"
 
 
 def _slow(faults: Faults) -> set[VllmServer]:

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from vantage.models.sharding import whole
 from vantage.tasks.rollout import checksums
 from vantage.tasks.rollout.checksums import GivenWeights
 from vantage.tasks.rollout.sent_adapters import AdapterRoom
-from vantage.tasks.rollout.vllm_worker import pack_again
+from vantage.tasks.rollout.vllm_worker import digests_of, pack_again
 from vantage.tasks.training import ranks
 from vantage.tasks.training.optimization import Precision
 
@@ -178,10 +179,12 @@ class RunningVllm:
                 hashed.add(name, gathered)
             yield name, gathered
 
-    def checksums(self) -> dict[str, str] | None:
-        """Return the sha256 of each of vLLM's parameters; None: this version computes none."""
+    def checksums(self, names: Sequence[str] | None = None) -> dict[str, str] | None:
+        """Return the sha256 of the parameters with these names, or of all; None: this version computes none."""
         with self._calling("could not compute checksums of its weights"):
             self._wake()
+            if names is not None:
+                return checksums.by_parameter(self._llm.apply_model(partial(digests_of, names=names)))
             try:
                 return checksums.by_parameter(self._llm.collective_rpc(checksums.METHOD))
             except (AttributeError, NotImplementedError):

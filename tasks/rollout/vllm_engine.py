@@ -206,7 +206,8 @@ class VllmEngine(SamplesWhenAsked):
         has_adapters = self._sampled.adapters is not None
         if not (has_adapters and vllm.holds_base):
             weights = base_weights(self._weights) if has_adapters else self._weights
-            vllm.push(weights, hashed=self._checksums.begin(weights.values()))
+            hashed = self._checksums.begin(weights.values(), is_first=not vllm.holds_base)
+            vllm.push(weights, hashed=hashed)
         if not has_adapters:
             return
         with tempfile.TemporaryDirectory(dir=self._codec.scratch, prefix="vllm-") as folder:

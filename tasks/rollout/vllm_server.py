@@ -29,6 +29,8 @@ INFO = "/weight_info"
 CHECKER = "/weight_checker"
 DESCRIBE = "vantage_describe"
 """Method of the worker that a stage calls first."""
+SOME_CHECKSUMS = "vantage_checksums"
+"""Method of the worker that returns checksums of some parameters."""
 WORKER = "vantage.tasks.rollout.vllm_worker.VantageWorker"
 ADAPTER = "vantage-"
 """Beginning of the names that a stage gives to adapters; the version of the weights follows."""
@@ -198,8 +200,14 @@ class VllmServer:
         finally:
             self._call("POST", "/resume")
 
-    def checksums(self) -> dict[str, str] | None:
-        """Return the sha256 of each of vLLM's parameters; None: this version computes none."""
+    def checksums(self, names: Sequence[str] | None = None) -> dict[str, str] | None:
+        """Return the sha256 of the parameters with these names, or of all; None: this version computes none."""
+        if names is not None:
+            of_workers = self._rpc(SOME_CHECKSUMS, {"names": json.dumps(list(names))}, seconds=self._seconds)
+            with self._reading("/collective_rpc"):
+                return by_parameter(
+                    [{str(name): str(each) for name, each in found.items()} for found in of_workers]
+                )
         try:
             found = self._call("POST", CHECKER, {"action": "checksum"}, seconds=self._seconds)
         except ServerRefused:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-REVISION = 2
+REVISION = 3
 """Number of these methods' interface; a stage refuses a server with another one, whose copy of this file is of another version of Vantage."""
 
 
@@ -52,6 +52,34 @@ class VantageWorker:
             _check(file, count)
         self.reload_weights(weights_iterator=_weights(files))
         pack_again(self.get_model())
+
+    def vantage_checksums(self, names: str) -> dict[str, str]:
+        """Return the sha256 of some of vLLM's parameters.
+
+        Args:
+            names: JSON of their names.
+        """
+        return digests_of(self.get_model(), json.loads(names))
+
+
+def digests_of(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of the parameters with these names, without the parts of a name that layers with adapters add to it."""
+    from vllm.model_executor.model_loader.weight_checksum import compute_tensor_digests
+
+    digests: dict[str, str] = compute_tensor_digests(_Some(model, frozenset(names)))
+    return digests
+
+
+class _Some:
+    """Some of a model's parameters, for a function that goes through all of a model's."""
+
+    def __init__(self, model: Any, names: frozenset[str]) -> None:
+        self._model, self._names = model, names
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        for name, weight in self._model.named_parameters():
+            if name.replace(".base_layer.", ".") in self._names:
+                yield name, weight
 
 
 def _check(file: Path, count: int) -> None:

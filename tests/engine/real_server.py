@@ -143,7 +143,11 @@ def test_every_update_reaches_a_real_server(name: str, tmp_path: Path) -> None:
             engine.take_weights(policy.causal_lm.named_parameters())
             print(f"update in {time.monotonic() - began:.2f} s, gap {engine._gap:.2g}")
             assert engine._gap < 2e-5
-            assert "model.embed_tokens.weight" in engine._checksums._known[f" at {url}"]
+            known = engine._checksums._known[f" at {url}"]
+            assert "model.embed_tokens.weight" in known
+            [server], some = engine._servers, sorted(known)[::2]
+            held = server.checksums()
+            assert held is not None and server.checksums(some) == {name: held[name] for name in some}
 
         loop = load_engine(policy, codec, limits=PassLimits())
         ours, theirs = (each.generate(PROMPTS, count=1, seed=1, greedy=True) for each in (loop, engine))

@@ -5,7 +5,7 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -94,7 +94,15 @@ def targets_of(folder: Path) -> set[str]:
 
 
 def checksums_of(model: Any) -> dict[str, str]:
-    """Return the sha256 of each parameter as vLLM holds it: one matrix for queries, keys and values, and embeddings with rows of zeros."""
+    """Return the sha256 of each parameter as vLLM holds it."""
+    return {
+        f"dp0:pp0:pcp0:tp0:{name}": hashlib.sha256(weight.tobytes()).hexdigest()
+        for name, weight in held_of(model).items()
+    }
+
+
+def held_of(model: Any) -> dict[str, Any]:
+    """Return each parameter as vLLM holds it: one matrix for queries, keys and values, and embeddings with rows of zeros."""
     weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
     for first in [name for name in weights if ".q_proj." in name]:
         parts = [weights.pop(first.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
@@ -105,9 +113,26 @@ def checksums_of(model: Any) -> dict[str, str]:
     embedding = weights["model.embed_tokens.weight"]
     rows = -len(embedding) % 64
     weights["model.embed_tokens.weight"] = numpy.pad(embedding, ((0, rows), (0, 0)))
+    return weights
+
+
+class Held:
+    """A model with its parameters as vLLM holds them."""
+
+    def __init__(self, model: Any) -> None:
+        self.modules = model.modules
+        self._model = model
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in held_of(self._model).items():
+            yield name, torch.from_numpy(weight)
+
+
+def compute_tensor_digests(model: Any) -> dict[str, str]:
+    """Return what vLLM's function of this name does."""
     return {
-        f"dp0:pp0:pcp0:tp0:{name}": hashlib.sha256(weight.tobytes()).hexdigest()
-        for name, weight in weights.items()
+        name: hashlib.sha256(weight.numpy().tobytes()).hexdigest()
+        for name, weight in model.named_parameters()
     }
 
 
@@ -325,7 +350,7 @@ class FakeLLM:
         return [None]
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
-        return [function(self.model)]
+        return [function(Held(self.model))]
 
     def sleep(self, level: int) -> None:
         assert level == 1 and not self.llm_engine.open, "weights are kept only at level 1"
@@ -354,7 +379,10 @@ def modules() -> dict[str, ModuleType]:
     of_groups.parallel_state = groups  # type: ignore[attr-defined]
     groups.destroy_model_parallel = lambda: None  # type: ignore[attr-defined]
     groups.destroy_distributed_environment = destroy_distributed_environment  # type: ignore[attr-defined]
-    found = (module, ModuleType("vllm.lora"), requests, of_groups, groups)
+    checksums = ModuleType("vllm.model_executor.model_loader.weight_checksum")
+    checksums.compute_tensor_digests = compute_tensor_digests  # type: ignore[attr-defined]
+    loaders = map(ModuleType, ("vllm.model_executor", "vllm.model_executor.model_loader"))
+    found = (module, ModuleType("vllm.lora"), requests, of_groups, groups, *loaders, checksums)
     return {each.__name__: each for each in found}
 
 

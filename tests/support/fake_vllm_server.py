@@ -104,6 +104,8 @@ class Seen:
     """Requests to ``/v1/completions`` and ``/tokenize``."""
     num_failed: int = 0
     """The failed ones of them."""
+    asked_names: list[list[str]] = field(default_factory=list)
+    """Names of each request for the checksums of some parameters."""
     folders: set[str] = field(default_factory=set)
     paths: list[str] = field(default_factory=list)
     disconnected: int = 0
@@ -427,6 +429,11 @@ class _Handler(BaseHTTPRequestHandler):
                 "max_lora_rank": served.lora and served.lora[0],
                 "lora_target_modules": served.lora and served.lora[1],
             }
+        if method == "vantage_checksums":
+            names = json.loads(arguments["names"])
+            served.seen.asked_names.append(names)
+            held = {name.rpartition(":")[2]: each for name, each in checksums_of(served.model).items()}
+            return {name: held[name] for name in names}
         assert method == "vantage_take_weights" and served.is_paused
         served.seen.folders.add(arguments["folder"])
         with served._lock, served.view_of(arguments["folder"]) as folder:

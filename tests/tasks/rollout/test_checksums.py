@@ -83,20 +83,20 @@ def test_what_never_agreed_is_not_asked_for_and_what_did_must() -> None:
         return held | changes
 
     assert hand_over() == {"norm", "packed"}
-    compared.compare("", answer)
-    compared.compare("", lambda: answer(norm="others"))
-    compared.compare(" at another", lambda: {"norm": "others"})
-    compared.compare(" at a third", lambda: None)
+    compared.compare("", lambda names: answer())
+    compared.compare("", lambda names: answer(norm="others"))
+    compared.compare(" at another", lambda names: {"norm": "others"})
+    compared.compare(" at a third", lambda names: None)
     assert len(asked) == 1
     assert hand_over() == {"norm"}, "what never agreed is not hashed again"
-    compared.compare("", lambda: answer(packed="others"))
+    compared.compare("", lambda names: answer(packed="others"))
     assert len(asked) == 2
     for wrong in (answer(norm="others"), {"packed": "other bytes"}):
         hand_over()
         with pytest.raises(
             WeightsDiffer, match=r"the sha256 of 1 of the 1 that agreed before differ.* of norm;"
         ):
-            compared.compare("", lambda wrong=wrong: wrong)  # type: ignore[misc]
+            compared.compare("", lambda names, wrong=wrong: wrong)  # type: ignore[misc]
 
 
 def test_after_the_first_comparison_parts_are_hashed_as_their_whole_alone() -> None:
@@ -112,6 +112,66 @@ def test_after_the_first_comparison_parts_are_hashed_as_their_whole_alone() -> N
         assert given.right().keys() == hashed
 
 
+def test_large_weights_are_compared_in_parts_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 bytes for each update: two vectors of 8, a matrix of 36 alone, and a vector of 4; what never agreed has no turn. A vLLM that is new
+    is compared as a whole."""
+    monkeypatch.setattr(checksums, "MOST_BYTES", 16)
+    sizes = {"a": (2,), "packed": (5,), "b": (2,), "c": (3, 3), "d": (1,)}
+    weights = {name: torch.tensor(numbers(*shape)) for name, shape in sizes.items()}
+    held = {name: sha256(numbers(*shape)) for name, shape in sizes.items()} | {"packed": "other bytes"}
+    compared = Checksums(None, "float32")
+
+    def hand_over(*places: str) -> tuple[set[str], list[Any]]:
+        given = compared.begin(weights.values(), places)
+        assert given is not None
+        for name, weight in weights.items():
+            given.add(name, weight)
+        asked: list[Any] = []
+        for place in places:
+            compared.compare(place, lambda names: (asked.append(names), held)[1])
+        return {*given.right()}, asked
+
+    assert hand_over("") == ({*sizes}, [None])
+    for part in (("a", "b"), ("c",), ("d",), ("a", "b")):
+        assert hand_over("") == ({*part}, [part])
+    assert hand_over("", " at another") == ({"a", "b", "c", "d"}, [None, None])
+    assert hand_over("", " at another") == ({"c"}, [("c",)] * 2)
+    hand_over("")
+    held["c"] = "others"
+    assert hand_over("")[1] == [("a", "b")], "it is not the turn of c"
+    with pytest.raises(WeightsDiffer, match=r"the sha256 of 1 of the 1 that agreed before differ.* of c;"):
+        hand_over("")
+
+
+def test_a_vllm_that_was_never_compared_as_a_whole_is_not_compared_in_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checksums, "MOST_BYTES", 4)
+    weights = {"a": torch.tensor(numbers(2))}
+    compared = Checksums(None, "float32")
+    for asked in (None, ("a",)):
+        given = compared.begin(weights.values())
+        assert given is not None
+        given.add("a", weights["a"])
+        compared.compare("", lambda names, asked=asked: {"a": sha256(numbers(2))} if names == asked else {})  # type: ignore[misc]
+    compared.compare(" at another", lambda names: pytest.fail("its layout is not known"))
+
+
+@pytest.mark.parametrize("answer", [None, {"a": "other bytes"}], ids=["computes-none", "agrees-nowhere"])
+@pytest.mark.parametrize("is_large", [True, False])
+def test_large_weights_are_not_hashed_in_vain(
+    answer: dict[str, str] | None, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksums, "MOST_BYTES", 4 if is_large else 8)
+    weights = [torch.tensor(numbers(2))]
+    compared = Checksums(None, "float32")
+    first = compared.begin(weights)
+    assert first is not None
+    first.add("a", weights[0])
+    compared.compare("", lambda names: answer)
+    assert (compared.begin(weights) is None) == is_large
+
+
 @pytest.mark.parametrize(
     ("chosen", "numbers_of_weights", "is_compared"),
     [(None, 8, True), (None, 9, False), (True, 9, True), (False, 8, False)],
@@ -120,8 +180,8 @@ def test_large_weights_are_compared_on_request(
     chosen: bool | None, numbers_of_weights: int, is_compared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two bytes each."""
-    monkeypatch.setattr(checksums, "MOST_BYTES", 16)
+    monkeypatch.setattr(checksums, "MOST_BYTES_AT_FIRST", 16)
     compared = Checksums(chosen, "bfloat16")
     assert (compared.begin([torch.zeros(numbers_of_weights)]) is not None) == is_compared
     if not is_compared:
-        compared.compare("", lambda: pytest.fail("nothing is compared"))
+        compared.compare("", lambda names: pytest.fail("nothing is compared"))

@@ -22,7 +22,7 @@ from vantage.models.sampling import Samples, sample
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rollout import Sampling
 from vantage.tasks.data.examples import Codec
-from vantage.tasks.rollout import remote_engine, remote_round, vllm_server, weight_files
+from vantage.tasks.rollout import checksums, remote_engine, remote_round, vllm_server, weight_files
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.remote_engine import EngineUnavailable, RemoteEngine
@@ -206,6 +206,30 @@ def test_one_bit_of_a_weight_is_found_by_checksums(
         )
     ):
         engine.take_weights(policy.causal_lm.named_parameters())
+
+
+def test_servers_with_large_weights_are_asked_for_parts_in_turn(
+    pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are compared at first, then a part after each update; a bit is found when its part has its turn."""
+    monkeypatch.setattr(checksums, "MOST_BYTES", 20_000)
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, servers)
+    engine.generate(prompts, count=1, seed=1)
+    for update in range(1, 5):
+        moved(policy, 0.01)
+        engine.take_weights(policy.causal_lm.named_parameters())
+        for server in servers:
+            assert server.seen.paths.count("/weight_checker") == 1
+            assert len(server.seen.asked_names) == update
+    assert servers[0].seen.asked_names == servers[1].seen.asked_names
+    assert servers[0].seen.asked_names[0] != servers[0].seen.asked_names[1]
+    servers[1].faults.flipped = set(range(100))
+    with pytest.raises(WeightsDiffer, match=r"of .*qkv_proj"):
+        for _ in range(20):
+            moved(policy, 0.01)
+            engine.take_weights(policy.causal_lm.named_parameters())
+    assert any("qkv_proj" in name for name in servers[1].seen.asked_names[-1])
 
 
 @pytest.mark.parametrize(

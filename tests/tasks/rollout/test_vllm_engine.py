@@ -25,10 +25,10 @@ from vantage.schemas.recipe.rollout import Ahead, Sampling
 from vantage.schemas.records.job import StageJob
 from vantage.tasks import policy_optimization
 from vantage.tasks.data.examples import Codec, codec_of, read_prompts
-from vantage.tasks.rollout import running_vllm
+from vantage.tasks.rollout import checksums, running_vllm
 from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.held_weights import WeightsDiffer
-from vantage.tasks.rollout.running_vllm import VllmCannotStart, VllmFailed
+from vantage.tasks.rollout.running_vllm import RunningVllm, VllmCannotStart, VllmFailed
 from vantage.tasks.rollout.vllm_engine import VllmEngine
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training import engine_record
@@ -167,6 +167,40 @@ def test_one_bit_of_a_weight_is_found_by_checksums(
         )
     ):
         engine.take_weights(policy.causal_lm.named_parameters())
+
+
+def test_a_bit_of_large_weights_is_found_when_its_turn_comes(
+    pipeline: Any, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part has one parameter of the size of a value projection or larger. All are compared at first; then the flipped bit is found in one of as
+    many updates as there are parts, and in no run without it."""
+    monkeypatch.setattr(checksums, "MOST_BYTES", 1)
+    asked: list[Any] = []
+    computed = RunningVllm.checksums
+    monkeypatch.setattr(
+        RunningVllm,
+        "checksums",
+        lambda self, names=None: (asked.append(names), computed(self, names))[1],
+    )
+    policy, codec, prompts = parts(pipeline)
+    number = len(fake_vllm.checksums_of(policy.causal_lm))
+
+    def update(engine: VllmEngine, times: int) -> None:
+        engine.generate(prompts, count=1, seed=1)
+        for _ in range(times):
+            moved(policy, 0.01)
+            engine.take_weights(policy.causal_lm.named_parameters())
+
+    engine = engine_of(policy, codec)
+    update(engine, number + 1)
+    assert asked[0] is None and [len(names) for names in asked[1:]] == [1] * (number + 1)
+    assert asked[1] == asked[-1] and len({names[0] for names in asked[1:]}) == number
+    faults.raising_steps = {faults.steps + 1}
+    engine.generate(prompts, count=1, seed=1)
+    assert len(faults.engines) == 2 and asked[-1] is None, "one that starts anew is compared as a whole"
+    faults.flipped = {each + faults.updates for each in range(2, number + 2)}
+    with pytest.raises(WeightsDiffer, match=r"the sha256 of 1 of the 1 that agreed before .* of .*qkv_proj"):
+        update(engine_of(policy, codec), number)
 
 
 def test_checksums_are_those_of_joined_and_padded_weights(
