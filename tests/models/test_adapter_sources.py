@@ -105,3 +105,13 @@ def test_a_recipe_that_names_one_without_the_other_is_refused(
         with pytest.raises(RecipeError, match=message):
             load_recipe(recipe(tmp_path, source, base))
     assert load_recipe(recipe(tmp_path, "adapter", tiny)).model.adapter == adapter
+
+
+@pytest.mark.parametrize("model", ["5", "[a]", "{source: 5}", "{source: 5, base: b}"])
+def test_a_model_that_names_no_source_is_a_problem_of_the_recipe(model: str, tmp_path: Path) -> None:
+    path = recipe(tmp_path, "builtin:tiny")
+    lines = path.read_text().splitlines()
+    [number] = [number for number, line in enumerate(lines) if line.startswith("model:")]
+    path.write_text("\n".join([*lines[:number], f"model: {model}", *lines[number + 1 :]]))
+    with pytest.raises(RecipeError, match=r"model(\.source)?: "):
+        load_recipe(path)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tests.support.every import every
 from vantage.schemas.kind import Kind
 from vantage.schemas.kinds import STAGES, resolve_work
-from vantage.schemas.recipe.resolved import ResolvedSupervisedFineTuning
+from vantage.schemas.recipe.resolved import ResolvedSupervisedFineTuning, ResolvedValuePretraining
 from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
 
 CLOSED = {
@@ -64,3 +64,10 @@ def test_what_runs_makes_the_same_json() -> None:
     assert type(runs) is ResolvedSupervisedFineTuning
     assert runs.model_dump_json() == written.model_dump_json()
     assert resolve_work(runs) is runs
+
+
+def test_collected_rollouts_leave_a_share_of_fresh_responses() -> None:
+    """A quarter of 12 responses; all of them where nothing was collected."""
+    for rollouts, fresh in (("collected", 3), (None, 12)):
+        stage = ResolvedValuePretraining.model_construct(batch_size=12, rollouts=rollouts, fresh_share=0.25)
+        assert stage.fresh_responses == fresh
