@@ -34,7 +34,7 @@ from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.own_servers import close_own_servers
 from vantage.tasks.rollout.remote_engine import RemoteEngine
 from vantage.tasks.rollout.server_process import LocalProcess
-from vantage.tasks.rollout.vllm_server import ServerRefused, VllmServer
+from vantage.tasks.rollout.vllm_server import DESCRIBE, ServerRefused, VllmServer
 from vantage.tasks.rollout.vllm_worker import VantageWorker
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
@@ -220,7 +220,7 @@ def test_a_stage_starts_a_real_server_of_its_own(with_adapters: bool, parts: int
         (moved_adapters if with_adapters else moved)(policy, 0.02)
         engine.take_weights(policy.causal_lm.named_parameters())
         [server] = engine._own._servers
-        assert f"tensor_parallel_size={parts}," in server._log.read_text()
+        assert server.client is not None and len(server.client._rpc(DESCRIBE)) == parts, "each worker answers"
         assert isinstance(server._process, LocalProcess) and server._process._process is not None
         os.killpg(server._process._process.pid, signal.SIGKILL)
         server._process._process.wait()
