@@ -5,11 +5,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 
 from vantage.attempts.identity.package import package_folder
+from vantage.runs import findings
 from vantage.runs.findings import (
     Finding,
+    _bucket,
     _processes,
     _runs,
     _servers,
@@ -126,3 +129,23 @@ def test_destinations_beside_mlflow_are_named(tmp_path: Path, monkeypatch: pytes
     assert [(each.verdict, "is no address of a server" in each.message) for each in found()] == [
         ("broken", True)
     ]
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_bucket_is_tried_and_left_as_it_was(
+    is_strict: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
+    workspace = Workspace.at(bucket)
+    remote = workspace.storage.remote
+    before = [each["path"] for chunk in obstore.list(remote) for each in chunk]
+    if not is_strict:
+        monkeypatch.setattr(
+            findings, "replace_record", lambda remote, path, data, version: obstore.put(remote, path, data)
+        )
+    found = _bucket(workspace)
+    assert [each["path"] for chunk in obstore.list(remote) for each in chunk] == before
+    if is_strict:
+        assert found == Finding("bucket", "fine", workspace.address)
+    else:
+        assert found.verdict == "broken" and "takes stale writes" in found.message

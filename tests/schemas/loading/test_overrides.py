@@ -48,6 +48,7 @@ def test_values_are_yaml(written: str, value: object) -> None:
         ("seed", "--set seed: is not an override; write KEY=VALUE, for example stages.policy.seed=3"),
         ("=3", "--set =3: is not an override; write KEY=VALUE, for example stages.policy.seed=3"),
         ("a..b=3", "--set a..b=3: is not an override; write KEY=VALUE, for example stages.policy.seed=3"),
+        (f"{'a.' * 20}a=1", f"--set {'a.' * 20}a=1: is a key of 21 parts, and a recipe has at most 20; name a field of a recipe"),
         ("a=.nan", "--set a=.nan: .nan is not a finite number; write a number, or leave the field out"),
         ("a=!!python/name:x 1", "--set a=!!python/name:x 1: tag:yaml.org,2002:python/name:x is a tag; "
          "a recipe holds plain values; remove the tag"),

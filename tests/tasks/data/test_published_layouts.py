@@ -309,6 +309,11 @@ def test_a_ranking_that_may_be_an_order_is_not_guessed(tmp_path: Path) -> None:
             "prompts",
             "the texts of 'prompt' are lists written as JSON; write the file with messages",
         ),
+        (
+            lambda n: {"prompt": json.dumps([asked(n)]), "response": good(n)},
+            "demonstrations",
+            "the texts of 'prompt' are lists written as JSON; write the file with messages",
+        ),
     ],
 )  # fmt: skip
 def test_texts_that_would_be_learnt_wrongly_are_refused(
