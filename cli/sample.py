@@ -313,14 +313,23 @@ def _asked(prompts: list[str], file: Path | None) -> "Iterator[tuple[Turn, ...]]
     return (_turns(line.rstrip("\r\n")) for line in sys.stdin if line.strip())
 
 
-def _turns(text: str) -> "tuple[Turn, ...]":
+def _turns(text: str, where: str = "the prompt") -> "tuple[Turn, ...]":
     from vantage.schemas.records.sampling import Turn
 
-    return (Turn(role="user", content=text),)
+    return (Turn(role="user", content=_utf8(text, where)),)
+
+
+def _utf8(text: str, where: str) -> str:
+    """Return the text. ValueError: it has bytes that are not UTF-8, or half a character that JSON has escaped."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: is not UTF-8; correct it, or save it as UTF-8 text") from None
+    return text
 
 
 def _in_file(file: Path) -> "Iterator[tuple[Turn, ...]]":
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield _of_row(line, f"{file}:{number}")
@@ -330,14 +339,17 @@ def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
     """Return the conversation of a line. Raises ValueError, which names what the line lacks."""
     from vantage.schemas.records.sampling import Turn
 
+    text = _utf8(line, where)
     try:
-        row = json.loads(line)
+        row = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{where}: is nested too deeply; correct the line") from None
     except ValueError as error:
         raise ValueError(f"{where}: is not JSON ({error}); correct the line") from None
     if isinstance(row, str):
-        return _turns(row)
+        return _turns(row, where)
     if isinstance(row, dict) and isinstance(row.get("prompt"), str):
-        return _turns(row["prompt"])
+        return _turns(row["prompt"], where)
     if isinstance(row, dict) and isinstance(row.get("messages"), list) and row["messages"]:
         try:
             turns = tuple(Turn(role=each["role"], content=each["content"]) for each in row["messages"])
@@ -345,6 +357,8 @@ def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
             raise ValueError(
                 f"{where}: each of messages needs a role (system, user, assistant) and a text as content; correct the line"
             ) from None
+        for turn in turns:
+            _utf8(turn.content, where)
         return turns[:-1] if turns[-1].role == "assistant" and len(turns) > 1 else turns
     raise ValueError(f"{where}: has neither prompt (a text) nor messages (a list); correct the line")
 

@@ -37,7 +37,16 @@ def attempts_under_way(workspace: Workspace, record: RunRecord) -> dict[str, Mes
         messages = newest_messages(workspace.storage.remote, stage_key)
         if messages is None or messages.read("outcome.json") is not None:
             continue
-        asked_by = json.loads(messages.read("request.json") or b"{}").get("run_id", record.run_id)
+        asked_by = _asked_by(messages) or record.run_id
         if asked_by == record.run_id or not is_active(workspace, asked_by):
             found[step] = messages
     return found
+
+
+def _asked_by(messages: Messages) -> str | None:
+    """Return the run that asked for an attempt; None: its request is gone, or cannot be read."""
+    try:
+        request = json.loads(messages.read("request.json") or b"{}")
+        return str(request["run_id"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

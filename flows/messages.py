@@ -60,14 +60,16 @@ class Messenger:
         self._variables = variables
         self._warn = warn
         self._warned = False
+        self._starting = threading.Lock()
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def send(self, message: Message) -> None:
-        """Queue the message for sending; returns at once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._send_all, name="vantage-messages", daemon=True)
-            self._thread.start()
+        """Queue the message for sending; returns at once. Stages side by side call this, each in its own thread."""
+        with self._starting:  # two threads would send beside each other, and `close` would end only one
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send_all, name="vantage-messages", daemon=True)
+                self._thread.start()
         self._messages.put(message)
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:

@@ -31,6 +31,7 @@ from vantage.runs.record import SUCCEEDED, StageRecord
 from vantage.runs.run import Run, dead_runs, read_runs
 from vantage.runs.watching import Watcher
 from vantage.schemas.recipe.extending import length_in_words, length_of, unit_of
+from vantage.schemas.records.approvals import answer_to
 from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.attempt import RUN_STAGE, AttemptOutcome, AttemptRequest, Failure, Share
 from vantage.schemas.safe_text import without_secrets
@@ -190,11 +191,23 @@ class Orchestrator:
         self.request_stop()
 
     def take_up_answers(self) -> bool:
-        """Take up what people have answered since; returns whether there was anything."""
-        answers = self.run.take_up_answers()
-        for answer in answers:
+        """Take up what people have answered since; returns whether there was anything.
+
+        An answer that another step's thread has taken up before its stage was recorded as waiting is among them.
+        """
+        new = self.run.take_up_answers()
+        record = self.run.record
+        early = [
+            answer
+            for subject, question in record.questions.items()
+            if subject in record.stages
+            and record.stages[subject].status == "waiting_approval"
+            and (answer := answer_to(question, record.approvals)) is not None
+            and answer not in new
+        ]
+        for answer in (*new, *early):
             self._recording.answered(answer)
-        return bool(answers)
+        return bool(new or early)
 
     def blocked(self) -> list[str]:
         """Return steps that did not start because of another one, in order."""

@@ -17,9 +17,11 @@ def unsent_said(run: Run, ledger: Ledger, watcher: Watcher) -> Iterator[None]:
     finally:
         if not ledger.close():
             again = own_command("resume", run.record.run_id, "--workspace", run.workspace.address)
-            watcher.say(
-                f"  MLflow has not got all records of this run ({ledger.why_unsent()}).\n"
-                f"  They wait in {ledger.folder}; this sends them once MLflow answers:\n"
-                f"    {again}",
-                "yellow",
-            )
+            if ledger.unwritten:
+                said = f"  The last records of this run are lost: {ledger.unwritten}.\n  Make room; this records them anew:"
+            else:
+                said = (
+                    f"  MLflow has not got all records of this run ({ledger.why_unsent()}).\n"
+                    f"  They wait in {ledger.folder}; this sends them once MLflow answers:"
+                )
+            watcher.say(f"{said}\n    {again}", "yellow")

@@ -64,18 +64,29 @@ class Outbox:
         """
         with self._appending:
             self._unwritten.append(operation)
-            if self._before is None:
-                make_folder(self.folder)
-                self._before = hashlib.sha256(_without_half_written_line(self._path))
-            try:
-                while self._unwritten:
-                    line = _line({**self._unwritten[0], BEFORE: self._before.hexdigest()})
-                    append_line(self._path, line)
-                    self._before.update(line)
-                    del self._unwritten[0]
-            except OSError:
-                self._before = None
-                raise
+            self._write()
+
+    def write_rest(self) -> int:
+        """Write the operations that could not be written before; returns how many there were. OSError: they still cannot be."""
+        with self._appending:
+            left = len(self._unwritten)
+            if left:
+                self._write()
+        return left
+
+    def _write(self) -> None:
+        if self._before is None:
+            make_folder(self.folder)
+            self._before = hashlib.sha256(_without_half_written_line(self._path))
+        try:
+            while self._unwritten:
+                line = _line({**self._unwritten[0], BEFORE: self._before.hexdigest()})
+                append_line(self._path, line)
+                self._before.update(line)
+                del self._unwritten[0]
+        except OSError:
+            self._before = None
+            raise
 
     def read(self, start: int = 0) -> Iterator[tuple[int, Operation]]:
         """Yield the operations from a byte offset on, each with the offset at which it ends.

@@ -81,6 +81,8 @@ class Ledger:
         self._entry: RunEntry | None = None
         self._clock = SteadyClock()
         self._recording = threading.RLock()
+        self.unwritten = ""
+        """Reason why the last records are not even on the disk, after ``close``; empty: they are."""
 
     def __enter__(self) -> Self:
         return self
@@ -402,9 +404,23 @@ class Ledger:
 
     def close(self, timeout_seconds: float = 60.0) -> bool:
         """Send what was not tried yet and stop sending; returns whether MLflow has everything."""
+        self._write_rest()
         has_everything = self._sender.close(timeout_seconds)
         self._destinations.close(timeout_seconds)
-        return has_everything
+        return has_everything and not self.unwritten
+
+    def _write_rest(self) -> None:
+        """Write the last operations again if the disk took none: no later operation takes them along."""
+        if self._outbox is None:
+            return
+        try:
+            left = self._outbox.write_rest()
+        except OSError as error:
+            self.unwritten = f"{self._outbox.folder} cannot be written ({error.strerror or error})"
+            return
+        for _ in range(left):
+            self._sender.notify(self._outbox)
+            self._destinations.notify(self._outbox)
 
     def why_unsent(self) -> str:
         """Return where the records were to go and why they are not there, after ``close`` has returned False."""

@@ -161,7 +161,7 @@ def check_shapes(folder: Path, config: PreTrainedConfig, tensors: dict[str, Tens
             shape.
     """
     with refusing(folder / "config.json", "describes a model that cannot be built"):
-        shapes = _shapes(_Described(f"{type(config)} {config.to_json_string(use_diff=False)}", config))
+        shapes = parameter_shapes(config)
     for name, shape in shapes.items():
         stored = tensors.get(name)
         if stored is not None and stored.shape != shape:
@@ -176,6 +176,11 @@ def check_shapes(folder: Path, config: PreTrainedConfig, tensors: dict[str, Tens
             f"{folder}: config.json describes a model of {wanted} numbers, the safetensors have {held}: {len(missing)} "
             f"parameters are missing, first {missing[:3]}; config.json and weights belong to different models"
         )
+
+
+def parameter_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter of the model that a configuration describes; nothing is allocated."""
+    return _shapes(_Described(f"{type(config)} {config.to_json_string(use_diff=False)}", config))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vantage.models.folder_check import UnsafeModel
+from vantage.models.gguf_header import read_gguf_header
 from vantage.models.source_digest import parse_source
 from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 
@@ -132,23 +134,17 @@ def _elements(shape: list[int]) -> int:
 
 def _of_gguf(path: Path) -> ModelConfig:
     try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise UnreadableConfig(
-            "reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]"
-        ) from error
-    try:
-        reader = GGUFReader(path)
-        architecture = str(reader.fields["general.architecture"].contents())
-        found: dict[str, Any] = {"model_type": architecture}
+        header = read_gguf_header(path)
+        found: dict[str, Any] = {"model_type": str(header.metadata["general.architecture"])}
         for theirs, ours in _GGUF_FIELDS.items():
-            if (field := reader.fields.get(f"{architecture}.{theirs}")) is not None:
-                found[ours] = int(field.contents())
-        shapes = {tensor.name: [int(size) for size in tensor.shape] for tensor in reader.tensors}
-        found["vocab_size"] = max(shapes["token_embd.weight"])
-        found["tie_word_embeddings"] = "output.weight" not in shapes
-        return ModelConfig(found, sum(map(_elements, shapes.values())), None)
-    except (ValueError, IndexError, KeyError, TypeError) as error:
+            if (value := header.of_architecture(theirs)) is not None:
+                found[ours] = int(value)
+        found["vocab_size"] = max(header.shapes["token_embd.weight"])
+        found["tie_word_embeddings"] = "output.weight" not in header.shapes
+        return ModelConfig(found, header.num_weights, None)
+    except UnsafeModel as error:
+        raise UnreadableConfig(str(error)) from error
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UnreadableConfig(
             f"{path} does not say its shape ({type(error).__name__}: {error}); give a Hugging Face folder"
         ) from error

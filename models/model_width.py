@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vantage.models.gguf_header import read_gguf_header
 from vantage.models.model_config import BUILTIN_CONFIGS
 from vantage.models.source_digest import parse_source, resolve_commit
 from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
@@ -59,17 +60,12 @@ def _width_in(config: dict[str, Any]) -> int | None:
 
 def _of_gguf(path: Path) -> int:
     try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise UnknownWidth(
-            "reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]"
-        ) from error
-    try:
-        fields = GGUFReader(path).fields
-        architecture = fields["general.architecture"].contents()
-        return int(fields[f"{architecture}.embedding_length"].contents())
-    except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise UnknownWidth(f"{path} does not say its embedding_length ({type(error).__name__})") from error
+        width = read_gguf_header(path).of_architecture("embedding_length")
+    except ValueError as error:
+        raise UnknownWidth(str(error)) from error
+    if type(width) is not int or width < 1:
+        raise UnknownWidth(f"{path} does not say its embedding_length; fetch it again")
+    return width
 
 
 def _hub_config(source: Hub) -> Path:

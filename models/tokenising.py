@@ -4,6 +4,20 @@ from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+_SHOWN = 80
+
+
+class UnencodableText(ValueError):
+    """A tokenizer fails on a text: it was damaged, or knows no token for what it does not know."""
+
+    def __init__(self, text: str, error: BaseException) -> None:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        super().__init__(
+            f"the model's tokenizer fails on the text {text[:_SHOWN]!r} ({reason}); fetch its tokenizer.json again, use another model, "
+            "or leave such rows out"
+        )
+
+
 ANCHORS = ("\n", ":", "0", "。")
 """Text put before a response while it is tokenised, for tokenizers that put a space before whatever comes first."""
 
@@ -87,14 +101,44 @@ def prefixes_space(tokenizer: PreTrainedTokenizerBase) -> bool:
 def tokenise(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool, as_text: bool = False
 ) -> list[list[int]]:
-    """Return ids of texts, with what the tokenizer adds to whole texts or without."""
-    encoded = tokenizer(
-        texts,
-        add_special_tokens=add_special_tokens,
-        return_attention_mask=False,
-        split_special_tokens=as_text,
-    )
-    return list(encoded["input_ids"])
+    """Return ids of texts, with what the tokenizer adds to whole texts or without.
+
+    Raises:
+        UnencodableText: the tokenizer fails on one of them.
+    """
+
+    def encode(some: list[str]) -> list[list[int]]:
+        encoded = tokenizer(
+            some,
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,
+            split_special_tokens=as_text,
+        )
+        return list(encoded["input_ids"])
+
+    try:
+        return encode(texts)
+    except BaseException as error:
+        if not _is_of_tokenizer(error):
+            raise
+        raise UnencodableText(_first_that_fails(encode, texts), error) from error
+
+
+def _first_that_fails(encode: Callable[[list[str]], object], texts: list[str]) -> str:
+    for text in texts:
+        try:
+            encode([text])
+        except BaseException as error:
+            if not _is_of_tokenizer(error):
+                raise
+            return text
+    return ""
+
+
+def _is_of_tokenizer(error: BaseException) -> bool:
+    """Return whether an error is one that the library raises: a bare Exception, among others, or a panic of Rust."""
+    is_panic = type(error).__name__ == "PanicException"
+    return is_panic or (isinstance(error, Exception) and not isinstance(error, MemoryError | OSError))
 
 
 def to_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

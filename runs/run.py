@@ -92,21 +92,23 @@ class Run:
             self.workspace.records.write(self._record)
 
     def update_stage(self, step: str, **changes: Any) -> None:
-        """Change fields of a stage and write them."""
-        self.set_stage(step, self._record.stages[step].model_copy(update=changes))
+        """Change fields of a stage and write them; thread-safe."""
+        with self._writing:
+            self.set_stage(step, self._record.stages[step].model_copy(update=changes))
 
     def add_flow_run(self, flow_run_id: str, *, server: str) -> None:
-        """Add the id of a new flow run in Prefect, which is open until it is closed."""
-        self.update(
-            prefect_flow_run_ids=(
-                *(each for each in self._record.prefect_flow_run_ids if each != flow_run_id),
-                flow_run_id,
-            ),
-            open_flow_runs=(
-                *self._record.open_flow_runs,
-                OpenFlowRun(flow_run_id=flow_run_id, server=server),
-            ),
-        )
+        """Add the id of a new flow run in Prefect, which is open until it is closed; thread-safe."""
+        with self._writing:
+            self.update(
+                prefect_flow_run_ids=(
+                    *(each for each in self._record.prefect_flow_run_ids if each != flow_run_id),
+                    flow_run_id,
+                ),
+                open_flow_runs=(
+                    *self._record.open_flow_runs,
+                    OpenFlowRun(flow_run_id=flow_run_id, server=server),
+                ),
+            )
 
     def add_attempt(self, flow_run_id: str, *, server: str, attempt: str) -> None:
         """Add the flow run of an attempt on a pool, which is open until it is closed; thread-safe.
@@ -121,14 +123,15 @@ class Run:
     def end_flow_run(
         self, flow_run_id: str, status: str, message: str, task_runs: Mapping[str, TaskRunEnd]
     ) -> None:
-        """Record how a flow run and its task runs ended, before Prefect records it."""
+        """Record how a flow run and its task runs ended, before Prefect records it; thread-safe."""
         ended = {"status": status, "message": message, "task_runs": dict(task_runs)}
-        self.update(
-            open_flow_runs=tuple(
-                each.model_copy(update=ended) if each.flow_run_id == flow_run_id else each
-                for each in self._record.open_flow_runs
+        with self._writing:
+            self.update(
+                open_flow_runs=tuple(
+                    each.model_copy(update=ended) if each.flow_run_id == flow_run_id else each
+                    for each in self._record.open_flow_runs
+                )
             )
-        )
 
     def close_flow_runs(self, flow_run_ids: Collection[str]) -> None:
         """Remove flow runs whose end Prefect has recorded, or that it no longer knows."""

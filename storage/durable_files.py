@@ -10,16 +10,21 @@ import glob
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 _NEW = ".new"
+LONGEST_NAME = 255
+"""Bytes of the longest name that file systems take."""
 LEFT_OVER_SECONDS = 3600.0
 """Age in seconds from which a file without its final name counts as a killed writer's."""
 _expected: dict[tuple[Path, tuple[int, int]], int] = {}
 """(Folder, its device and inode) that must stay while this process works in it → number of blocks that expect that."""
+_counting = threading.Lock()
+"""Held while that number changes: stages side by side work in one store, each in a thread of its own."""
 REMOVED = ".removed-"
 """Mark in the name of a folder that is being removed."""
 
@@ -38,13 +43,15 @@ class FolderGone(OSError):
 def expected(folder: Path) -> Iterator[None]:
     """Expect the folder to stay: inside the block, ``FolderGone`` is raised instead of making anything in its place."""
     key = (folder, _identity(folder) or (0, 0))
-    _expected[key] = _expected.get(key, 0) + 1
+    with _counting:
+        _expected[key] = _expected.get(key, 0) + 1
     try:
         yield
     finally:
-        _expected[key] -= 1
-        if not _expected[key]:
-            del _expected[key]
+        with _counting:
+            _expected[key] -= 1
+            if not _expected[key]:
+                del _expected[key]
 
 
 def check_expected(path: Path) -> None:
@@ -179,6 +186,12 @@ def make_private(path: Path) -> None:
     os.close(open_private(path, os.O_RDWR | os.O_CREAT))
 
 
+def hidden_beside(path: Path, ending: str) -> Path:
+    """Return a hidden name beside the path, from its name and the ending; a long name is cut, so that a file system takes it."""
+    kept = os.fsencode(path.name)[: LONGEST_NAME - len(os.fsencode(ending)) - 1]
+    return path.with_name(f".{os.fsdecode(kept)}{ending}")
+
+
 def free_path(folder: Path, name: str) -> Path:
     """Return the first free path of ``name.1``, ``name.2`` …; the caller holds a lock if there may be two."""
     numbered = (folder / f"{name}.{number}" for number in count(1))
@@ -189,7 +202,7 @@ def free_path(folder: Path, name: str) -> Path:
 def _new_file(path: Path) -> Iterator[Path]:
     """Yield a name beside the file that no other writer has, for the file's new content; the new file is removed if the
     block fails."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_NEW}")
+    new = hidden_beside(path, f".{secrets.token_hex(8)}{_NEW}")
     try:
         yield new
     except OSError:
@@ -201,7 +214,8 @@ def _new_file(path: Path) -> Iterator[Path]:
 
 def _remove_left_overs(path: Path, *, written: float) -> None:
     """Remove the remains of the file's killed writers; ``written`` is a time of the same file system's clock."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_NEW}"):
+    begin = hidden_beside(path, f".{'0' * 16}{_NEW}").name[: -len(f"{'0' * 16}{_NEW}")]
+    for left in path.parent.glob(f"{glob.escape(begin)}*{_NEW}"):
         with suppress(OSError):  # another writer removes it, too
             if left.stat().st_mtime < written - LEFT_OVER_SECONDS:
                 left.unlink()

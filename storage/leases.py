@@ -200,8 +200,15 @@ class HeldLease:
     def _version_if_ours(self) -> Version | None:
         """Return the version if the record has our token: the answer to a write that took effect may have been lost."""
         data, version = read_record(self._remote, self._path)
-        if data is not None and Lease.model_validate_json(data).token == self._lease.token:
-            return version
+        if data is None:
+            _log.warning("%s was removed by another; this attempt will not be committed", self._path)
+            return None
+        try:
+            if Lease.model_validate_json(data).token == self._lease.token:
+                return version
+        except ValidationError:  # those who wait take such a lease over
+            _log.warning("%s cannot be read as a lease; this attempt will not be committed", self._path)
+            return None
         _log.warning("%s was taken over by another; this attempt will not be committed", self._path)
         return None
 

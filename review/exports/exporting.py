@@ -17,7 +17,13 @@ from vantage.ledger.entries import RunEntry
 from vantage.review.exports.exported_card import MadeBy, model_card
 from vantage.runs.named_models import PROVENANCE_FILE, DamagedModel, NamedModel
 from vantage.schemas.records.sampling import ModelOpened
-from vantage.storage.durable_files import make_folder, move_folder, sync_file, sync_folder
+from vantage.storage.durable_files import (
+    hidden_beside,
+    make_folder,
+    move_folder,
+    sync_file,
+    sync_folder,
+)
 from vantage.storage.measured_file import METRICS_FILE
 from vantage.storage.sealed_folders import MANIFEST, find_problems, read_manifest
 from vantage.storage.signatures import KEY_FILE, SIGNATURE, STATEMENT, SignedStatement
@@ -91,7 +97,7 @@ def export(
             "architecture; servers cannot load it"
         )
     make_folder(target.parent)
-    staging = target.with_name(f".{target.name}.partial-{secrets.token_hex(4)}")
+    staging = hidden_beside(target, f".partial-{secrets.token_hex(4)}")
     staging.mkdir()
     try:
         files = _copy_files(model, source, expected, staging)

@@ -1,6 +1,7 @@
 """Answers of judges, reward servers and teachers: one line of the file that keeps them, and the key of a stage's answers."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -82,8 +83,13 @@ class StoredAnswer(Frozen):
         return AnsweredBy("reward_server" if "item" in self.asked else "other", self.source)
 
     def line(self) -> str:
-        """Return the line of the file that keeps it, without its end."""
+        """Return the line of a finished file, without its end."""
         return canonical_json(self.model_dump(mode="json"))
+
+    def sealed_line(self) -> str:
+        """Return the line with its own sha256, by which a damaged one is found: a finished file has a manifest, and this one has not."""
+        line = self.line()
+        return f'{line[:-1]},"sha256":"{hashlib.sha256(line.encode()).hexdigest()}"}}'
 
 
 def question_digest(asked: Mapping[str, Any]) -> str:
@@ -91,13 +97,22 @@ def question_digest(asked: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(asked).encode()).hexdigest()
 
 
+_SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"}\s*')
+
+
 def read_answer(line: str | bytes) -> StoredAnswer:
-    """Return the answer in a line.
+    """Return the answer in a line of either form; an earlier version wrote none with a sha256.
 
     Raises:
         ValueError: the line is damaged, or its question has another digest than the line gives.
     """
-    answer = StoredAnswer.model_validate_json(line)
+    data = line.encode() if isinstance(line, str) else line
+    end = data.rfind(b',"sha256":')
+    if end >= 0 and (seal := _SEAL.fullmatch(data, end)):
+        data = data[:end] + b"}"
+        if hashlib.sha256(data).hexdigest().encode() != seal[1]:
+            raise ValueError("the sha256 of the line is another one than it gives")
+    answer = StoredAnswer.model_validate_json(data)
     if answer.question != (found := question_digest(answer.asked)):
         raise ValueError(
             f"an answer names the question {answer.question[:12]}, and its question is {found[:12]}"

@@ -1,7 +1,7 @@
 """The file that keeps each answer of a stage's judges and reward servers, so that no question is asked twice.
 
 It is in the stage's scratch folder, one line for each answer, and only grows. A kill may leave a part of the last line,
-which the next attempt removes. Every line carries the digest of its question, so a damaged one is found, and left out.
+which the next attempt removes. Every line carries its own sha256, so a damaged one is found, and left out.
 
 Answers to questions that were begun before their scores were wanted lie in a second file until they are read: a stage that ends
 early never reads some of them, and how many had come by then is chance.
@@ -180,7 +180,7 @@ class _Lines:
 
     def write(self, answer: StoredAnswer) -> None:
         """Add a line; if it does not fit on the disk, nothing is left of it."""
-        data = answer.line().encode() + b"\n"
+        data = answer.sealed_line().encode() + b"\n"
         written = self._file.write(data)
         if written != len(data):
             os.ftruncate(self._file.fileno(), self._end)

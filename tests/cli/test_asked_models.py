@@ -1,6 +1,7 @@
 """The requests of ``vantage sample``, and how answers are shown, tested without any model."""
 
 import json
+import os
 from contextlib import ExitStack, nullcontext
 from io import StringIO
 from pathlib import Path
@@ -63,11 +64,24 @@ def test_a_row_is_asked_without_the_answer_that_it_ends_with(row: str, contents:
 @pytest.mark.parametrize(
     ("row", "said"),
     [("{", "f:1: is not JSON"), ("{}", "f:1: has neither prompt"), ('{"messages": []}', "f:1: has neither prompt")]
+    + [("[" * 100_000, "f:1: is nested too deeply"), ("[\udcff", "f:1: is not UTF-8"), ('"\\ud800"', "f:1: is not UTF-8")]
+    + [('{"prompt": "\\udfff"}', "f:1: is not UTF-8"), ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "f:1: is not UTF-8")]
     + [(json.dumps({"messages": [turn]}), "f:1: each of messages needs a role") for turn in ({"role": "user"}, "a", {"role": "tool", "content": "a"})],
 )  # fmt: skip
 def test_a_row_that_is_no_prompt_is_named(row: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         sample._of_row(row, "f:1")
+
+
+def test_a_file_and_an_argument_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'"fine"\n{"prompt": "\xff"}\n')
+    asked = sample._in_file(file)
+    assert [turn.content for turn in next(asked)] == ["fine"]
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:2: is not UTF-8; correct it, or save it as UTF-8 text"):
+        next(asked)
+    with pytest.raises(ValueError, match=r"^the prompt: is not UTF-8"):
+        sample._asked([os.fsdecode(b"\xff")], None)
 
 
 @pytest.mark.parametrize("count", [0, 1, sample.CHUNK - 1, sample.CHUNK, sample.CHUNK + 1, 3 * sample.CHUNK])

@@ -46,6 +46,17 @@ def test_attempts_that_another_active_run_waits_for_go_on(attempts: dict[str, Me
     assert list(attempts_under_way(place, record)) == ["own", "of_ended", "silent"]
 
 
+@pytest.mark.parametrize(
+    "request_", [b"[]", b"3", b"{", b"\xff", b"{}", b"[" * 100_000], ids=lambda given: repr(given)[:9]
+)
+def test_an_attempt_whose_request_cannot_be_read_counts_as_the_runs_own(
+    attempts: dict[str, Messages], request_: bytes
+) -> None:
+    attempts["of_active"].write("request.json", request_)
+    place, record = run_and_place(attempts)
+    assert list(attempts_under_way(place, record)) == ["own", "of_ended", "of_active", "silent"]
+
+
 def test_what_waits_for_a_worker_ends_at_once_and_what_computes_is_asked(
     attempts: dict[str, Messages],
 ) -> None:

@@ -373,3 +373,30 @@ def test_a_guard_that_fires_is_told_once(
     for sent, firing in zip(webhook.received, (first, second), strict=False):
         assert firing in sent["message"]
         assert "look at it: " in sent["message"]
+
+
+def test_stages_that_send_their_first_messages_at_once_share_one_thread(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads would send beside each other, and the end of the run would wait for one of them."""
+    begun = []
+
+    class Slow(threading.Thread):
+        def __init__(self, **given: Any) -> None:
+            begun.append(given.get("name"))
+            time.sleep(0.1)
+            super().__init__(**given)
+
+    messenger = Messenger(("HOOK",), pytest.fail)
+    senders = [
+        threading.Thread(target=messenger.send, args=(Message(title=title, body="b"),)) for title in "ab"
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(messages.threading, "Thread", Slow)
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join()
+    messenger.close()
+    assert begun == ["vantage-messages"]
+    assert sorted(webhook.titles) == ["a", "b"]

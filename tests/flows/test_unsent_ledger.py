@@ -4,10 +4,14 @@ import logging
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.support.orchestrated import Witness
 from tests.support.real_runs import Starter, run_recipe
+from vantage.flows.unsent_ledger import unsent_said
 from vantage.ledger.outbox import Outbox
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -71,3 +75,18 @@ def test_a_warning_of_the_storage_is_on_the_screen_of_the_run(
     monkeypatch.setattr(Orchestrator, "begin", warn)
     _, printed = run_recipe(workspace, recipe_file)
     assert printed.count("  warning: the lease could not be renewed") == 1
+
+
+def test_records_that_the_disk_did_not_take_are_said_to_be_lost_and_an_error_goes_on_up(
+    workspace: Workspace,
+) -> None:
+    watcher = Witness()
+    ledger: Any = SimpleNamespace(close=lambda: False, unwritten="/w/ledger cannot be written (No space)")
+    run: Any = SimpleNamespace(workspace=workspace, record=SimpleNamespace(run_id="0001-fake-abcdef"))
+    with pytest.raises(KeyError), unsent_said(run, ledger, watcher):
+        raise KeyError
+    [said] = watcher.lines
+    lost, room, command = said.splitlines()
+    assert lost == "  The last records of this run are lost: /w/ledger cannot be written (No space)."
+    assert room == "  Make room; this records them anew:"
+    assert "resume 0001-fake-abcdef" in command

@@ -1,5 +1,7 @@
 """The ledger's own end: what it loads, and an outbox that it can neither read nor write."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +16,12 @@ from tests.ledger.small_run import (
     runs_of,
     tell_run,
 )
+from tests.support.unsent import SENDS_NOTHING
+from vantage.ledger import outbox as outboxes
 from vantage.ledger.operations import OpenRun, to_json
 from vantage.ledger.outbox import Outbox
 from vantage.ledger.run_ledger import Ledger
+from vantage.ledger.sender import Sender
 
 
 def test_making_a_ledger_loads_neither_mlflow_nor_torch(tmp_path: Path) -> None:
@@ -62,3 +67,31 @@ def test_an_outbox_that_cannot_be_written_costs_a_warning_and_no_run(
     with Ledger(None, workspace, "tiny") as ledger:
         tell_run(ledger, "0001-tiny-aaaaaa")
     assert "the ledger's outbox" in caplog.text
+
+
+@pytest.mark.parametrize("has_room_again", [True, False])
+def test_the_last_record_of_a_run_is_written_when_the_disk_has_room_or_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room_again: bool
+) -> None:
+    """No later record takes it along, and without it the run's outbox never ends."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name, method in SENDS_NOTHING.items():
+        monkeypatch.setattr(Sender, name, method)
+    ledger = Ledger(None, tmp_path, "tiny")
+    ledger.open_run("0001-tiny-aaaaaa", "tiny", {})
+    with monkeypatch.context() as patched:
+        patched.setattr(outboxes, "append_line", full)
+        ledger.finish_run("completed")
+        if not has_room_again:
+            assert not ledger.close()
+    if has_room_again:
+        assert ledger.close()
+    kept = [line["operation"] for _, line in Outbox(ledger.folder).read()]
+    if has_room_again:
+        assert (kept, ledger.unwritten) == (["open_run", "finish_run"], "")
+    else:
+        assert kept == ["open_run"]
+        assert ledger.unwritten == f"{ledger.folder} cannot be written (No space left on device)"

@@ -11,10 +11,13 @@ from tests.support.orchestrated import Witness, attempt_all, events, orchestrate
 from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.execution import exit_code
 from vantage.ledger.operations import MoveAlias, RecordApproval, from_json, to_json
+from vantage.review.audit.evidence import Evidence
+from vantage.review.audit.target import audit
 from vantage.runs.approving import answer
 from vantage.runs.contradictions import contradictions
 from vantage.runs.planning import plan
-from vantage.runs.run import hold_run, next_run, read_run, read_runs
+from vantage.runs.record import StageRecord
+from vantage.runs.run import Run, hold_run, next_run, read_run, read_runs
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.records.approvals import Approval
 
@@ -242,6 +245,35 @@ def test_an_answer_to_a_run_that_is_executed_is_taken_up_by_it(
         orchestrator.end()
         assert orchestrator.run.record.status == "completed"
     assert read_run(workspace, record.run_id).approvals == (given,)
+
+
+@pytest.mark.usefixtures("offline")
+def test_an_answer_that_comes_before_its_stage_is_recorded_as_waiting_is_taken_up(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may answer at once, and the thread of another step takes the answer up in that moment."""
+    with orchestrated(workspace, recipe_file, stage_function=FAKE, in_process=True) as orchestrator:
+        run = orchestrator.run
+        set_stage = type(run).set_stage
+
+        def late(self: Run, step: str, stage: StageRecord) -> None:
+            if stage.status == "waiting_approval":
+                answer(workspace, run.record.run_id, "sft", approved=True, by="ada", reason="fine")
+                assert orchestrator.take_up_answers()
+            set_stage(self, step, stage)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Run, "set_stage", late)
+            attempt_all(orchestrator)
+        assert run.record.stages["sft"].status == "waiting_approval"
+        assert orchestrator.take_up_answers()
+        assert run.record.stages["sft"].status == "completed"
+        assert not orchestrator.take_up_answers()
+        assert attempt_all(orchestrator)["reward"].status == "completed"
+        orchestrator.end()
+        assert run.record.status == "completed"
+    with Evidence(workspace) as evidence:
+        assert audit(evidence, "latest").outcome != "wrong"
 
 
 @pytest.mark.usefixtures("offline")

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +167,55 @@ def test_changes_of_a_stage_are_on_disk_at_once(workspace: Workspace, recipe: Re
         run.update_stage("sft", status="failed", reason="the disk is full")
         stage = read_run(workspace, run.record.run_id).stages["sft"]
     assert (stage.status, stage.attempt, stage.reason) == ("failed", 2, "the disk is full")
+
+
+def side_by_side(*functions: Callable[[], object]) -> None:
+    """Call functions in threads of their own, a moment after each other, and wait for all."""
+    threads = [threading.Thread(target=each) for each in functions]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+
+
+def test_threads_that_change_one_run_lose_nothing(
+    workspace: Workspace, recipe: ResolvedRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change is worked out from the record as it is; here others run before it is written."""
+    update, set_stage = Run.update, Run.set_stage
+
+    def late_update(run: Run, **changes: Any) -> None:
+        time.sleep(0.1)
+        update(run, **changes)
+
+    def late_stage(run: Run, step: str, stage: StageRecord) -> None:
+        time.sleep(0.1)
+        set_stage(run, step, stage)
+
+    with acquire_run(workspace, recipe, source="a") as run:
+        run.set_stage("sft", StageRecord(status="running"))
+        run.add_flow_run("first", server="here")
+        with monkeypatch.context() as patched:
+            patched.setattr(Run, "update", late_update)
+            patched.setattr(Run, "set_stage", late_stage)
+            side_by_side(
+                lambda: run.update_stage("sft", attempt=2),
+                lambda: run.update_stage("sft", reason="the disk is full"),
+            )
+            side_by_side(
+                lambda: run.add_flow_run("second", server="here"),
+                lambda: run.add_attempt("third", server="here", attempt="key/1"),
+                lambda: run.end_flow_run("first", "completed", "", {}),
+            )
+        record = read_run(workspace, run.record.run_id)
+    assert (record.stages["sft"].attempt, record.stages["sft"].reason) == (2, "the disk is full")
+    assert record.prefect_flow_run_ids == ("first", "second")
+    assert [(each.flow_run_id, each.status) for each in record.open_flow_runs] == [
+        ("first", "completed"),
+        ("second", None),
+        ("third", None),
+    ]
 
 
 def test_what_the_stages_add_up_to(workspace: Workspace, recipe: ResolvedRecipe) -> None:

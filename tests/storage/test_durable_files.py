@@ -4,12 +4,15 @@ import multiprocessing
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vantage.attempts.launchers.disk_faults import is_disk_fault
+from vantage.storage import durable_files
 from vantage.storage.durable_files import (
     FolderGone,
     expected,
@@ -206,3 +209,60 @@ def test_nothing_is_made_where_an_expected_folder_was(folder: Path, tmp_path: Pa
             assert not folder.exists()
         make_folder(tmp_path / "elsewhere")
     make_folder(folder / "logs")  # nobody expects it any longer
+
+
+class SlowCounts(dict[Any, int]):
+    """Lets other threads run between the reading of a number and its change."""
+
+    def __getitem__(self, key: object) -> int:
+        found = super().__getitem__(key)
+        time.sleep(0.001)
+        return found
+
+    def get(self, key: object, default: Any = None) -> Any:
+        found = super().get(key, default)
+        time.sleep(0.001)
+        return found
+
+
+def test_stages_side_by_side_expect_one_folder_each_until_its_own_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost count would end a stage with KeyError, and leave the other without protection."""
+    monkeypatch.setattr(durable_files, "_expected", SlowCounts())
+    ended: list[bool] = []
+
+    def work() -> None:
+        for _ in range(15):
+            with expected(folder):
+                time.sleep(0.001)
+        ended.append(True)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == [True] * 4
+    assert dict(durable_files._expected) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["n" * 255, "é" * 127, "a[b]*" * 51], ids=["letters", "two bytes each", "patterns"]
+)
+def test_a_file_with_the_longest_name_is_replaced_and_what_a_kill_left_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            replace_file(folder / name, b"old")
+    [left] = folder.iterdir()
+    os.utime(left, (1, 1))
+    replace_file(folder / name, b"new")
+    replace_file_unsynced(folder / name, b"newer")
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert (folder / name).read_bytes() == b"newer"

@@ -144,6 +144,33 @@ def test_tokens_of_an_answer_count_once_whatever_file_it_is_in(tmp_path: Path) -
     look((6, 4), reads=1)
 
 
+@pytest.mark.parametrize("name", [KEPT, BEGUN_ANSWERS])
+def test_no_flipped_bit_gives_another_answer(tmp_path: Path, name: str) -> None:
+    """The answers are the stage's input: one that was damaged between two attempts is asked for again."""
+    written = [stored("one"), stored("two", "score: 2"), stored("三", "score: 3")]
+    file = AnswerFile(tmp_path / KEPT)
+    for each in written:
+        (file.add if name == KEPT else file.add_begun)(each)
+    file.close()
+    data = (tmp_path / name).read_bytes()
+    for place in range(len(data)):
+        (tmp_path / name).write_bytes(
+            data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
+        )
+        damaged = AnswerFile(tmp_path / KEPT)
+        kept = [(each, damaged.answer(each.asked_as)) for each in written]
+        assert all(
+            found in (None, (each.answer, each.question_tokens, each.answer_tokens)) for each, found in kept
+        )
+        assert sum(found is None for _, found in kept) in (1, 2), "two where their line end was hit"
+        damaged.close()
+
+
+def test_answers_that_an_earlier_version_kept_are_read(tmp_path: Path) -> None:
+    (tmp_path / KEPT).write_text(f"{stored('one').line()}\n{stored('two').sealed_line()}\n")
+    assert len(AnswerFile(tmp_path / KEPT)) == 2
+
+
 def test_a_question_that_was_begun_is_asked_no_more_often_where_its_answer_cannot_be_read(
     server: FakeJudge, tmp_path: Path, fresh: Any
 ) -> None:
