@@ -331,7 +331,8 @@ def _shown(entry: RunEntry, name: str, artifact: Artifact, *, is_reused: bool) -
 
 def _in_parent(entry: RunEntry, name: str, artifact: Artifact) -> Iterator[RunChange]:
     """Yield a stage's headline metrics in the parent run, as ``stage.metric``, by which MLflow's list compares runs."""
-    if KINDS[entry.stages[name].kind].is_implicit:  # these numbers measure no run's quality
+    kind = KINDS.get(entry.stages[name].kind)  # None: of a later version, or edited
+    if kind is not None and kind.is_implicit:  # these numbers measure no run's quality
         return
     made = _made(entry, name)
     rows = (

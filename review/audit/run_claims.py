@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from vantage.attempts.jobs import BASE_SUFFIX, work_of
 from vantage.ledger.operations import Input
 from vantage.ledger.replay import Replay
+from vantage.review.audit.earlier_lines import earlier_problems
 from vantage.review.audit.evidence import Evidence, check_of
 from vantage.review.audit.judging import gate_checks, is_close, judge_again
 from vantage.review.audit.shorter_stages import key_problems
@@ -102,6 +103,7 @@ def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: R
         problems += _claims_of_making(replay, step, ref)
     if isinstance(record, RunRecord) and (stage := record.stages.get(step)) is not None:
         problems += _outbox_against_record(replay, record, step, stage)
+        problems = problems or list(earlier_problems(replay, record.recipe, step, digest, ref))
     return Check(
         subject="outbox",
         outcome="wrong" if problems else "ok",
