@@ -22,6 +22,8 @@ class MlflowRun:
     """Ids of the logged models that it made."""
     read_models: tuple[str, ...] = ()
     """Ids of the logged models that it read."""
+    named_by: tuple[str, ...] = ()
+    """Ids of the logged models of its experiment that name it as the run which made them."""
     status: str = ""
     started: int | None = None
     """Start in milliseconds since 1970."""

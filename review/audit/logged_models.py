@@ -64,6 +64,25 @@ def model_problems(
             yield f"{what}: {name} is {shown(stored.get(name))}, and was sent as {shown(sent.get(name))}"
 
 
+def claimed_model_problems(evidence: Evidence, found: "MlflowRun", digests: set[str]) -> Iterator[str]:
+    """Yield the logged models that claim to be outputs of a run, with its link or with our tags, and that nobody sent.
+
+    Args:
+        digests: of the artifacts that the run has recorded of the stage; one that was trained further has several.
+    """
+    own = found.tags.get("vantage.model")
+    known = {found.tags.get("vantage.digest")} if own is not None else set()
+    for model_id in sorted({*found.models, *found.named_by} - {own}):
+        model = evidence.ask(lambda server, model_id=model_id: server.model(model_id))  # type: ignore[misc]
+        if model is None or isinstance(model, Missing):
+            continue
+        digest = model.tags.get("vantage.digest")
+        if digest in digests - known:
+            known.add(digest)
+        elif model_id in found.models or any(name.startswith(PREFIX) for name in model.tags):
+            yield f"logged model {model_id} claims to be an output of this run, and nobody sent it"
+
+
 def read_model_problems(evidence: Evidence, found: "MlflowRun", parents: dict[str, str]) -> Iterator[str]:
     """Yield differences between the models that MLflow shows as inputs and those of the runs that made the inputs.
 

@@ -5,9 +5,15 @@ from typing import TYPE_CHECKING
 
 from vantage.ledger.expected.changes import GUARD_TAGS, guard_tags
 from vantage.ledger.expected.runs import ExpectedRun, Row
+from vantage.ledger.operations import FinishStage, RecordReuse
+from vantage.ledger.replay import Replay
 from vantage.review.audit.dataset_inputs import dataset_problems
 from vantage.review.audit.evidence import Evidence, check_of
-from vantage.review.audit.logged_models import model_problems, read_model_problems
+from vantage.review.audit.logged_models import (
+    claimed_model_problems,
+    model_problems,
+    read_model_problems,
+)
 from vantage.review.audit.mlflow_states import link_problems, state_problems
 from vantage.review.audit.mlflow_tags import differing, is_pointer, other_tags, shown, tag_problems
 from vantage.review.audit.sent import SentTo, expected_of, sent_to
@@ -49,6 +55,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     artifact = replay.artifact_of(stage) if stage is not None else None
     headline = artifact.metrics if artifact is not None and replay.is_chained and not sent.remark else {}
     problems += model_problems(evidence, found[0], allowed, headline=headline, is_pending=bool(sent.remark))
+    problems += claimed_model_problems(evidence, found[0], _digests_of(replay, stage))
     for double in found[1:]:
         contradicting = [*_problems(evidence, ExpectedRun(), allowed, double), *other_tags(allowed, double)]
         problems += [
@@ -184,6 +191,16 @@ def _pointers(
     same = {name: tags.get(name) for name in ("vantage.digest", "vantage.stage_key")}
     if "vantage.reused_from" in tags:
         yield from _points_to(evidence, "vantage.reused_from", tags["vantage.reused_from"], same)
+
+
+def _digests_of(replay: Replay, stage: str | None) -> set[str]:
+    """Return the digests of all artifacts that a run has recorded of a stage."""
+    operations = (each.operation for each in replay.lines)
+    return {
+        each.artifact.digest
+        for each in operations
+        if isinstance(each, FinishStage | RecordReuse) and each.stage == stage and each.artifact is not None
+    }
 
 
 def _points_to(
