@@ -23,11 +23,12 @@ Makers = dict[ArtifactKey, Link]
 
 def possible_makers(
     evidence: Evidence, stages: "Iterable[tuple[StageEntry, MlflowRun]]"
-) -> tuple[Makers, Makers, Makers]:
+) -> tuple[Makers, ...]:
     """Return artifact → its maker, for all artifacts that stages name, by each source that a writer may have had.
 
     They are those that MLflow's tags name; those and the stages' own runs; those and the records of the workspace. A maker
-    that MLflow did not know when a stage was recorded may have been known when the text was written.
+    that MLflow did not know when a stage was recorded may have been known when the text was written. Then the tag may even name
+    another run: one that has found the artifact, and was sent before the run that made it.
 
     Args:
         stages: each stage with its run of MLflow.
@@ -39,7 +40,7 @@ def possible_makers(
         known |= _named_by_tags(evidence, stage, run)
         own |= _itself(stage, run)
         recorded |= _recorded(evidence, stage)
-    return known, own | known, recorded | known
+    return known, own | known, recorded | known, known | recorded
 
 
 def mlflow_run(evidence: Evidence, run_id: str, step: str | None) -> "MlflowRun | None":

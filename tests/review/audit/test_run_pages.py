@@ -1,6 +1,7 @@
 """Pages of runs and stages in MLflow: an audit derives their texts again, and names the first sentence that differs."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +118,30 @@ def test_a_run_of_several_processes_has_the_pages_of_the_last(case: Case) -> Non
         under_way.run_id,
     )
     assert any("page of the run in MLflow" in each for each in found(case.audit(under_way.run_id)))
+
+
+def test_a_page_may_name_the_maker_that_was_not_known_when_its_run_was_recorded(
+    short_case: Case, tmp_path: Path
+) -> None:
+    """Of runs that are sent at the same time, one may find an artifact whose maker MLflow does not know yet.
+
+    Then a third run is recorded as a reuse of that one, and its page, which is written later, names the maker.
+    """
+    recipe = short_case.original / "fake.yaml"
+    for _ in range(2):
+        run_once(short_case.workspace, recipe)
+    third, second, _ = read_runs(short_case.workspace)
+    ids = {
+        run.run_id: Case(short_case.workspace, run, tmp_path).mlflow_run("evaluation")
+        for run in (third, second)
+    }
+    short_case.sql(
+        "DELETE FROM tags WHERE run_uuid = ? AND key = 'vantage.reused_from'", ids[second.run_id]
+    )
+    short_case.sql(
+        "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = 'vantage.reused_from'",
+        ids[second.run_id],
+        ids[third.run_id],
+    )
+    report = short_case.audit(third.run_id)
+    assert {check.outcome for check in pages(report)} == {"ok"}, found(report)
