@@ -18,6 +18,7 @@ from vantage.storage.durable_files import (
     expected,
     make_folder,
     remove_folder,
+    remove_left_overs,
     replace_file,
     sync_folder,
     write_file,
@@ -104,6 +105,8 @@ class FolderRecords:
                 time.sleep(0.01)
             else:
                 (self._workspace.folder(run_id) / _CANCEL).unlink(missing_ok=True)
+                # Only the holder of the lock writes the record, so what is left is a killed one's.
+                remove_left_overs(self._workspace.folder(run_id) / "run.json")
                 held = ExitStack()
                 held.enter_context(expected(self._workspace.root))
                 return FileLock(descriptor, held)

@@ -7,6 +7,7 @@ the file, and its name only after fsync of its folder. Rename is atomic: a reade
 import errno
 import fcntl
 import glob
+import math
 import os
 import secrets
 import shutil
@@ -103,7 +104,7 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """
     with _new_file(path) as new:
         write_file(new, data, private=private)
-        _remove_left_overs(path, written=new.stat().st_mtime)
+        remove_left_overs(path, before=new.stat().st_mtime - LEFT_OVER_SECONDS)
         _replace(new, path)
     sync_folder(path.parent)
 
@@ -212,12 +213,16 @@ def _new_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def _remove_left_overs(path: Path, *, written: float) -> None:
-    """Remove the remains of the file's killed writers; ``written`` is a time of the same file system's clock."""
+def remove_left_overs(path: Path, *, before: float = math.inf) -> None:
+    """Remove the remains of the file's killed writers.
+
+    ``before``: a time of the same file system's clock, since younger ones may be a living writer's; the default is for a caller who
+    alone writes the file.
+    """
     begin = hidden_beside(path, f".{'0' * 16}{_NEW}").name[: -len(f"{'0' * 16}{_NEW}")]
     for left in path.parent.glob(f"{glob.escape(begin)}*{_NEW}"):
         with suppress(OSError):  # another writer removes it, too
-            if left.stat().st_mtime < written - LEFT_OVER_SECONDS:
+            if left.stat().st_mtime < before:
                 left.unlink()
 
 

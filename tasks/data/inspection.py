@@ -189,7 +189,11 @@ def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, en
         return f"{path}: {layout}"
     if not rows:
         fault = next((row for row in first if isinstance(row, Fault)), None)
-        said = "it has no rows; write some into it, or name another file" if fault is None else f"none of its first {len(first)} rows can be read"
+        said = (
+            "it has no rows; write some into it, or name another file"
+            if fault is None
+            else f"none of its first {len(first)} rows can be read"
+        )
         if fault is None:
             return f"{path}: {said}"
         hint = "; .jsonl has an object on each line" if ending.startswith(".jsonl") else ""

@@ -78,7 +78,9 @@ def test_a_file_and_an_argument_that_are_not_utf8_are_named(tmp_path: Path) -> N
     file.write_bytes(b'"fine"\n{"prompt": "\xff"}\n')
     asked = sample._in_file(file)
     assert [turn.content for turn in next(asked)] == ["fine"]
-    with pytest.raises(ValueError, match=r"prompts\.jsonl:2: is not UTF-8; correct it, or save it as UTF-8 text"):
+    with pytest.raises(
+        ValueError, match=r"prompts\.jsonl:2: is not UTF-8; correct it, or save it as UTF-8 text"
+    ):
         next(asked)
     with pytest.raises(ValueError, match=r"^the prompt: is not UTF-8"):
         sample._asked([os.fsdecode(b"\xff")], None)

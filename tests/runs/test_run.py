@@ -169,6 +169,18 @@ def test_changes_of_a_stage_are_on_disk_at_once(workspace: Workspace, recipe: Re
     assert (stage.status, stage.attempt, stage.reason) == ("failed", 2, "the disk is full")
 
 
+def test_what_a_killed_writer_of_a_record_left_is_removed_when_the_run_goes_on(
+    workspace: Workspace, recipe: ResolvedRecipe
+) -> None:
+    with acquire_run(workspace, recipe, source="a") as run:
+        folder = run.folder
+    (folder / ".run.json.0123456789abcdef.new").write_text("{")
+    (folder / ".other.json.0123456789abcdef.new").write_text("{")
+    with acquire_run(workspace, recipe, source="a") as run:
+        assert run.folder == folder
+    assert sorted(path.name for path in folder.glob(".*")) == [".other.json.0123456789abcdef.new"]
+
+
 def side_by_side(*functions: Callable[[], object]) -> None:
     """Call functions in threads of their own, a moment after each other, and wait for all."""
     threads = [threading.Thread(target=each) for each in functions]

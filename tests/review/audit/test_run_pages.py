@@ -135,9 +135,7 @@ def test_a_page_may_name_the_maker_that_was_not_known_when_its_run_was_recorded(
         run.run_id: Case(short_case.workspace, run, tmp_path).mlflow_run("evaluation")
         for run in (third, second)
     }
-    short_case.sql(
-        "DELETE FROM tags WHERE run_uuid = ? AND key = 'vantage.reused_from'", ids[second.run_id]
-    )
+    short_case.sql("DELETE FROM tags WHERE run_uuid = ? AND key = 'vantage.reused_from'", ids[second.run_id])
     short_case.sql(
         "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = 'vantage.reused_from'",
         ids[second.run_id],
