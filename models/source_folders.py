@@ -176,7 +176,7 @@ def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
             raise UnsafeModel(
                 f"{path} describes a model of {wanted} numbers, and its tensors have {header.num_weights}; fetch it again"
             )
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path.parent,
             config=config,
             gguf_file=path.name,
@@ -185,6 +185,8 @@ def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
             local_files_only=True,
             output_loading_info=True,
         )
+        model: PreTrainedModel = loaded[0]
+        report: dict[str, set[str]] = loaded[1]
     if missing := sorted(report["missing_keys"]):  # they would stay random
         raise UnsafeModel(
             f"{path} lacks {len(missing)} parameters of its model, first {missing[:3]}; fetch it again"

@@ -122,12 +122,12 @@ def test_a_run_tells_what_waits_and_how_it_ended_and_no_secret_is_written_down(
     assert not any("notify:" in line for line in lines)
     written = [path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()]
     assert not any(CANARY.encode() in content for content in written)
+    assert MlflowClient(ledger_database).search_experiments()  # makes the database, if no other test has
     database = Path(ledger_database.removeprefix("sqlite:///"))
     assert CANARY.encode() not in database.read_bytes()
     told = capfd.readouterr()
     ours = [each.getMessage() for each in caplog.records if not each.name.startswith("urllib3")]
     assert CANARY not in told.out + told.err + "\n".join([*lines, *ours])
-    assert MlflowClient(ledger_database).search_experiments()
 
 
 def test_a_closed_gate_and_a_failure_are_told_when_they_happen(

@@ -27,8 +27,7 @@ MERGES = ("h e", "l l", "he ll", "hell o", "Ġ hello", "Ċ Ċ", "Ġ Ġ")
 def tokens() -> list[str]:
     """Return the vocabulary, in the order of its ids."""
     tokenizer = build_byte_tokenizer()
-    found: list[str] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    return found
+    return [str(tokenizer.convert_ids_to_tokens(number)) for number in range(len(tokenizer))]
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -47,11 +46,12 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write_gguf(path: Path, *, without: str = "", **changed: int) -> Path:
+def write_gguf(path: Path, *, without: str = "", in_its_place: str = "", **changed: int) -> Path:
     """Write a model that transformers reads, and return its path.
 
     Args:
         without: name of a tensor that is left out.
+        in_its_place: another name that it gets; empty: it is not there at all.
         changed: other values of ``NUMBERS``, by the last part of their names.
     """
     writer = gguf.GGUFWriter(path, "llama")
@@ -68,8 +68,9 @@ def write_gguf(path: Path, *, without: str = "", **changed: int) -> Path:
     writer.add_chat_template(CHATML)
     chance = np.random.default_rng(1)
     for name, shape in shapes().items():
-        if name != without:
-            writer.add_tensor(name, chance.normal(0.0, 0.1, shape).astype(np.float32))
+        named = in_its_place if name == without else name
+        if named:
+            writer.add_tensor(named, chance.normal(0.0, 0.1, shape).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
