@@ -43,6 +43,7 @@ SUGGESTED = "the message names a similar name, or those that can be used"
 """The remedy of ``vantage.schemas.problems.suggest``."""
 REASONS = {
     "models/folder_check.py": "fetch or write it again",
+    "models/gguf_header.py": "fetch it again",
     "tasks/data/": "correct the rows, or raise max_dropped to train without those rows",
     "storage/": "run the same recipe again, which makes it anew",
 }

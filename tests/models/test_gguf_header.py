@@ -109,6 +109,8 @@ def test_a_weight_that_a_file_lacks_is_not_made_up(name: str, tmp_path: Path) ->
     with pytest.raises(UnsafeModel, match=r"model.gguf describes a model of .* and its tensors have"):
         import_model(f"gguf:{path}", tmp_path / "out", seed=0)
     path = write_gguf(tmp_path / "other.gguf", without=name, in_its_place="blk.1.unknown.weight")
-    with pytest.raises(UnsafeModel, match=r"other.gguf lacks 1 parameters of its model, first \['model.layers"):
+    with pytest.raises(
+        UnsafeModel, match=r"other.gguf lacks 1 parameters of its model, first \['model.layers"
+    ):
         import_model(f"gguf:{path}", tmp_path / "out", seed=0)
     assert not (tmp_path / "out").exists()
