@@ -127,7 +127,7 @@ def run_attempt(
             outcome = attempt.reuse()
             if outcome is None:
                 begun, job = attempt.begin()
-                reported = {*RESUMED_FROM, *REPORTS, SEGMENTS}
+                reported = tuple(dict.fromkeys((*RESUMED_FROM, *REPORTS, SEGMENTS)))
                 with attempt.storage.keep_copy(request.stage_key, reported), attempt.measured() as polled:
                     result = attempt.launcher.launch(
                         job,

@@ -16,7 +16,7 @@ finds another version of the record and cannot commit.
 
 import logging
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -292,7 +292,7 @@ class ObjectStorage:
         """Return whether an attempt has left files on this machine, or in the bucket."""
         return self._scratch(stage_key).is_dir() or self._copy(stage_key).exists()
 
-    def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
+    def keep_copy(self, stage_key: str, names: Sequence[str]) -> AbstractContextManager[None]:
         """Keep a copy of these files of the scratch folder in the bucket, while the block runs."""
         return self._copy(stage_key).kept_up(names)
 

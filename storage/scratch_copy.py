@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
@@ -51,10 +51,11 @@ class ScratchCopy:
         return max(there, default="") > max(here, default="")
 
     @contextmanager
-    def kept_up(self, names: Collection[str]) -> Iterator[None]:
+    def kept_up(self, names: Sequence[str]) -> Iterator[None]:
         """Send changes while the block runs, in a thread of its own, and once more at its end.
 
-        ``names`` are those of the files and folders directly in the scratch folder that are sent.
+        ``names`` are those of the files and folders directly in the scratch folder that are sent. What moves from one file to
+        another is lost nowhere if the file that it leaves comes first.
         """
         done = threading.Event()
 
@@ -71,14 +72,12 @@ class ScratchCopy:
             thread.join()
             self._send_or_warn(names)
 
-    def send(self, names: Collection[str]) -> None:
+    def send(self, names: Sequence[str]) -> None:
         """Send what has changed since the last call, then remove what the folder no longer has."""
         found = dict(self._files(names))
         changed = [path for path, state in found.items() if self._sent.get(path) != state]
-        # The journal before the checkpoints, and a checkpoint's manifest after its files.
-        for path in sorted(
-            changed, key=lambda path: ("/" in path, PurePosixPath(path).name == MANIFEST, path)
-        ):
+        # The journal before the checkpoints, and a checkpoint's manifest after its files; otherwise in the order of the names.
+        for path in sorted(changed, key=lambda path: ("/" in path, PurePosixPath(path).name == MANIFEST)):
             with suppress(FileNotFoundError):  # an old checkpoint that was removed meanwhile
                 obstore.put(self._remote, f"{self._prefix}/{path}", self._folder / path)
                 self._sent[path] = found[path]
@@ -109,7 +108,7 @@ class ScratchCopy:
         for path in self._paths():
             self._delete(path)
 
-    def _send_or_warn(self, names: Collection[str]) -> None:
+    def _send_or_warn(self, names: Sequence[str]) -> None:
         """Send the changes; a bucket that does not answer costs the copy, not the computation."""
         try:
             self.send(names)
@@ -121,7 +120,7 @@ class ScratchCopy:
         listed = obstore.list(self._remote, f"{self._prefix}/")
         return [str(each["path"]).rpartition(f"{self._prefix}/")[2] for batch in listed for each in batch]
 
-    def _files(self, names: Collection[str]) -> Iterator[tuple[str, tuple[int, int]]]:
+    def _files(self, names: Sequence[str]) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield path, size and time of change."""
         for path in (self._folder / name for name in names):
             for file in path.rglob("*") if path.is_dir() else [path]:

@@ -5,7 +5,7 @@ scratch folders of attempts that go on (``vantage.storage.object_storage.ObjectS
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
@@ -121,7 +121,7 @@ class Scratch(Protocol):
     def has_scratch(self, stage_key: str) -> bool:
         """Return whether the scratch folder exists."""
 
-    def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
+    def keep_copy(self, stage_key: str, names: Sequence[str]) -> AbstractContextManager[None]:
         """Keep a copy of these files and folders of the scratch folder for other machines, while the block runs."""
 
     def reports(self, stage_key: str, names: Collection[str]) -> Path:

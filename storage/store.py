@@ -26,7 +26,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -253,7 +253,7 @@ class Store:
         """Return whether the scratch folder of the key exists."""
         return (self._scratch / checked_digest(stage_key)).is_dir()
 
-    def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
+    def keep_copy(self, stage_key: str, names: Sequence[str]) -> AbstractContextManager[None]:
         """Do nothing: every process that reaches the store reaches its scratch folders."""
         return nullcontext()
 

@@ -189,4 +189,6 @@ def _with_rates(
             cases = zip(table["prompt"].to_pylist(), answers, strict=True)
             found = [counted.get(case) for case in cases]
             rates = [None if each is None else each.rate for each in found]
+            if PASS_RATE in table.column_names:  # of the selection that these prompts come from
+                table = table.drop_columns(PASS_RATE)
             yield table.append_column(PASS_RATE, pa.array(rates, type=pa.float64())), rates

@@ -260,14 +260,17 @@ class Asking:
     ) -> None:
         if before is not None:
             await asyncio.wrap_future(before)
-        await self._ask_all(questions, keep, may_go_on)
+        await self._ask_all(questions, keep, may_go_on, is_ahead=True)
 
     async def _ask_all(
         self,
         questions: Sequence[Question],
         keep: Callable[[StoredAnswer], None],
         may_go_on: Callable[[], None],
+        *,
+        is_ahead: bool = False,
     ) -> None:
+        """Ask the questions; ``is_ahead``: others will follow before the scores of any are wanted."""
         server = self._server
         self._open = asyncio.Semaphore(server.at_once)
         self._rate: AbstractAsyncContextManager[None] = nullcontext()
@@ -285,20 +288,23 @@ class Asking:
                 some = questions[start : start + self._form.batch]
                 answered = partial(self._ask_until_answered, some, requests)
                 requests.add(tasks.create_task(requests.watched(answered)))
-        self._keep_refused(requests)
+        self._keep_refused(requests, is_ahead=is_ahead)
         if requests.error is not None:
             raise requests.error
 
-    def _keep_refused(self, requests: "_Requests") -> None:
+    def _keep_refused(self, requests: "_Requests", *, is_ahead: bool) -> None:
         """Keep the questions that the server refused, if it has answered others.
 
-        Whether it has is known when all are asked: a refusal comes sooner than the first answer.
+        Whether it has is known when all are asked: a refusal comes sooner than the first answer. If others will follow
+        (``is_ahead``), it is not known yet, and the refused ones are asked again with the last of them.
         """
         if not requests.refused:
             return
         if self._has_answered is not None and self._has_answered():
             for question, refused in requests.refused:
                 requests.keep(_without_text(question, refusal=self._safe(refused.reason)))
+        elif is_ahead:
+            self._refused -= len(requests.refused)
         elif requests.error is None:
             _, first = requests.refused[0]
             requests.error = JudgeRefused(

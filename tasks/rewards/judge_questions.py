@@ -14,7 +14,12 @@ _ANOTHER_PREFERENCE = r"(?:response[ \t]+)?(?:(?-i:[AB])\b|tie\b|[ab][ \t]*(?:$|
 _MARKS = r"[\"'*_`]{0,6}+"
 _CLOSED = r"[\"'*_`\])}]{0,6}+"
 _REASON = r"(?:because|since|as)\b"
-_LABEL = rf"{_MARKS}[^\W\d]\w{{0,62}}(?:[ -]\w{{1,62}}){{0,3}}{_MARKS}[ \t]*+[:=：]"
+_UNIT = r"(?:percent|stars?|marks?)\b"
+_CORRECTED = (
+    r"(?:or|no|wait|well|hm+|maybe|perhaps|rather|actually|correction|i[ \t]+mean|make[ \t]+it)\b[ \t,:]{1,6}"
+    r"(?:(?:rather|perhaps|maybe|it[ \t]+is|it's|make[ \t]+it)[ \t,:]{1,6})?"
+)
+"""Words before a value that takes the place of the one before: ``7. No, it is 8``."""
 _OPPOSITE = r"(?<![^\W\d]-)(?<!\bnot[ _])(?<!\bnon[ _])"
 """Prefixes that negate a name are excluded: neither ``un-clear: 7`` nor ``not clear: 7`` is a score of ``clear``."""
 _THINKING_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
@@ -57,7 +62,7 @@ def read_number(answer: str, name: str, bounds: tuple[float, float], *, names: S
     low, high = bounds
     top = re.escape(f"{high:g}")
     number = rf"({_NUMBER})(?:[ \t]*\(?(?:/|out of)[ \t]*{top}(?:\.0+)?\)?)?"
-    found = float(_only_value(answer, name, number + _ends(r"out of\b|[+-]?\.?[\d½¼¾]"), names))
+    found = float(_only_value(answer, name, number + _ends(r"out of\b|[+-]?\.?[\d½¼¾]", names), names))
     if not low <= found <= high:
         raise Unreadable(f"{name} is {found:g}, and the scale is {low:g} to {high:g}")
     return found
@@ -69,14 +74,21 @@ def read_preference(answer: str, name: str, *, names: Sequence[str] = ()) -> flo
     Raises:
         Unreadable: there is none, or there are two different ones.
     """
-    return _PREFERRED[_only_value(answer, name, _PREFERENCE + _ends(_ANOTHER_PREFERENCE), names).lower()]
+    return _PREFERRED[
+        _only_value(answer, name, _PREFERENCE + _ends(_ANOTHER_PREFERENCE, names), names).lower()
+    ]
 
 
-def _ends(another: str) -> str:
-    """Return an expression for what may follow a value: the line's end, another name, or a reason without ``another`` value."""
-    reason = rf"(?:{_REASON}|(?!(?:\w{{1,62}}[ \t]+)?(?:{another})))"
+def _ends(another: str, names: Sequence[str]) -> str:
+    """Return an expression for what may follow a value: the line's end, another name, or a reason without ``another`` value.
+
+    A name that follows at once is one of the judge's or a single word: more words may be a unit or a range (``7 to 8 clear: 3``).
+    """
+    known = "".join(f"{_in_words(each)}|" for each in names)
+    label = rf"{_MARKS}(?:{known}(?!{_UNIT})[^\W\d]\w{{0,62}}){_MARKS}[ \t]*+[:=：]"
+    reason = rf"(?:{_REASON}|(?!(?:\w{{1,62}}[ \t]+|{_CORRECTED})?(?:{another})))"
     begun = rf"(?:[.,;!?]{_CLOSED}[ \t]+|[.,;]?[ \t]*\(|[ \t]+[-–—|][ \t]+|[,;][ \t]*(?=[\"'*{{]))"
-    follows = rf"[.,;!?]?{_CLOSED}[ \t\r]*$|{begun}{reason}|[ \t]+(?:points?\b[ \t]*$|{_REASON}|{_LABEL})"
+    follows = rf"[.,;!?]?{_CLOSED}[ \t\r]*$|{begun}{reason}|[ \t]+(?:points?\b[ \t]*(?:$|{label})|{_REASON}|{label})"
     return rf"(?={_CLOSED}(?:{follows}))"
 
 

@@ -19,7 +19,7 @@ import time
 from typing import Any, NoReturn
 
 FOLDER = "/tmp"
-"""The program's own folder, empty before each test; where nothing is mounted, the request names another."""
+"""The program's own folder, empty before each test; where nothing is mounted, each test has one in the folder that the request names."""
 PLACE = "/proc"
 """The folder on which the new root is mounted before it becomes the root: every Linux has it, and the program needs no file of it."""
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
@@ -32,7 +32,8 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
-NOT_EQUAL = 1
+NOT_EQUAL, MASKED_EQUAL = 1, 7
+F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP = 8, 15, 0x8901, 0x8902
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 """Constants of the headers of Linux and of libseccomp."""
 
@@ -53,11 +54,17 @@ REFUSED = """
 """System calls that fail in the program: those that start or touch processes, reach a network, change namespaces or the machine,
 or take memory that is not counted as the program's."""
 
+OF_OTHERS = {"fcntl": (F_SETOWN, F_SETOWN_EX), "ioctl": (FIOSETOWN, SIOCSPGRP)}
+"""System call → commands that fail in the program: they name the process that gets a signal when a file can be read, and
+another command (``F_SETSIG``) chooses the signal, SIGKILL too."""
+_INT = 0xFFFFFFFF
+"""The bits of a command that the kernel reads."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Compare(ctypes.Structure):
-    """A condition on an argument of a system call, ``struct scmp_arg_cmp``."""
+    """A condition on an argument of a system call, ``struct scmp_arg_cmp``; ``a`` is the mask of a masked one."""
 
     _fields_ = [("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
 
@@ -76,7 +83,8 @@ def main() -> None:
         _shut_in(seccomp)
     _libc.prctl(PR_SET_DUMPABLE, 0)  # so that the program, which has the same user, cannot look in here
     deadline = time.monotonic() + request["clock"]
-    for test in request["tests"]:
+    own = FOLDER
+    for number, test in enumerate(request["tests"]):
         if is_inside:
             _mount(
                 "tmpfs",
@@ -85,7 +93,9 @@ def main() -> None:
                 MS_NOSUID | MS_NODEV,
                 f"size={request['disk']},nr_inodes={MAX_FILES}",
             )
-        result = _run(request, test, nowhere, seccomp, deadline=deadline)
+        else:
+            own = os.path.join(request["folder"], str(number))
+        result = _run(request, test, nowhere, seccomp, folder=own, deadline=deadline)
         if is_inside:
             _called(_libc.umount2(FOLDER.encode(), MNT_DETACH), "umount2")
         print(json.dumps(result), flush=True)
@@ -153,16 +163,16 @@ def _called(status: int, what: str) -> None:
 
 
 def _run(
-    request: dict[str, Any], test: dict[str, Any], nowhere: int, seccomp: Any, *, deadline: float
+    request: dict[str, Any], test: dict[str, Any], nowhere: int, seccomp: Any, *, folder: str, deadline: float
 ) -> dict[str, Any]:
-    """Run the program once, and return its ``status`` (ended, failed, time, output, signal N) with what it has printed."""
+    """Run the program once in a folder, and return its ``status`` (ended, failed, time, output, signal N) with what it has printed."""
     given = os.memfd_create("input")
     os.write(given, test.get("stdin", "").encode(errors="replace"))
     os.lseek(given, 0, os.SEEK_SET)
     printed, out = os.pipe()
     child = os.fork()
     if child == 0:
-        _be_the_program(request, test, (given, out, nowhere), seccomp)
+        _be_the_program(request, test, (given, out, nowhere), seccomp, folder=folder)
     os.close(given)
     os.close(out)
     try:
@@ -199,7 +209,7 @@ def _ended(child: int) -> int | None:
 
 
 def _be_the_program(
-    request: dict[str, Any], test: dict[str, Any], files: tuple[int, int, int], seccomp: Any
+    request: dict[str, Any], test: dict[str, Any], files: tuple[int, int, int], seccomp: Any, *, folder: str
 ) -> NoReturn:
     """Become the program: with the limits, and without everything that the process had."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -209,7 +219,9 @@ def _be_the_program(
         for number, file in enumerate((given, out, nowhere)):
             os.dup2(file, number)
         os.closerange(3, 2**16)
-        os.chdir(request["folder"] or FOLDER)
+        if folder != FOLDER:
+            os.mkdir(folder)  # here: a program before this one may have made it, and fails this test then
+        os.chdir(folder)
         os.environ.clear()
         _limit(request, seccomp)
         program = request["program"]
@@ -273,9 +285,11 @@ def _filter(seccomp: Any) -> None:
         if number != -1:  # no call of this processor
             _added(seccomp.seccomp_rule_add_array(context, ctypes.c_uint32(REFUSE), number, 0, None))
     on_itself = {"tgkill": os.getpid(), "prlimit64": 0}  # to abort, and to read limits
-    for name, allowed in on_itself.items():
-        others = Compare(0, NOT_EQUAL, allowed, 0)
-        rule = (context, ctypes.c_uint32(REFUSE), _number(seccomp, name), 1, ctypes.byref(others))
+    conditions = [(name, Compare(0, NOT_EQUAL, allowed, 0)) for name, allowed in on_itself.items()]
+    for name, commands in OF_OTHERS.items():
+        conditions += [(name, Compare(1, MASKED_EQUAL, _INT, command)) for command in commands]
+    for name, condition in conditions:
+        rule = (context, ctypes.c_uint32(REFUSE), _number(seccomp, name), 1, ctypes.byref(condition))
         _added(seccomp.seccomp_rule_add_array(*rule))
     _added(seccomp.seccomp_load(context))
 

@@ -30,8 +30,9 @@ FETCHED = "fetched"
 REPORTS = (PROGRESS, JOURNAL, _COMMITTED, WATCHED)
 """Files that observers of an attempt read."""
 
-RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH, ANSWERS, BEGUN_ANSWERS)
-"""Files from which the next attempt resumes, on any machine."""
+RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH, BEGUN_ANSWERS, ANSWERS)
+"""Files from which the next attempt resumes, on any machine, in the order in which they are copied: an answer that is read moves from
+the last but one to the last, and must be in one of both."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]
 

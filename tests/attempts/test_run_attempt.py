@@ -37,7 +37,7 @@ from vantage.schemas.records.firings import Firing, Watched
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.schemas.steps import dependencies
 from vantage.storage.store import Store
-from vantage.tasks.training.scratch import read_found, write_committed, write_found
+from vantage.tasks.training.scratch import RESUMED_FROM, read_found, write_committed, write_found
 from vantage.tasks.training.watched import write_watched
 
 ROOT = Path(__file__).parents[2]
@@ -323,7 +323,7 @@ def test_a_computation_gets_what_its_request_has(
         max_dropped={"data": 0.25},
         function="tests.support.fake_work.run_stage",
     )
-    kept: list[set[str]] = []
+    kept: list[tuple[str, ...]] = []
     monkeypatch.setattr(Store, "keep_copy", lambda self, key, names: kept.append(names) or nullcontext())
     stop, launcher = threading.Event(), Launched()
     outcome = run_attempt(asked, storage=workspace.storage, launcher=launcher, stop=stop)
@@ -343,9 +343,9 @@ def test_a_computation_gets_what_its_request_has(
         hashlib.sha256(rows).hexdigest(),
     )
     assert (job.threads, job.seed, job.generation) == (3, asked.seed, asked.generation)
-    assert [
-        names >= {"segments.json", "progress.json", "checkpoints", "journal.jsonl"} for names in kept
-    ] == [True]
+    [names] = kept
+    assert {*names} >= {"segments.json", "progress.json", "checkpoints", "journal.jsonl"}
+    assert names[: len(RESUMED_FROM)] == RESUMED_FROM, "in their order"
 
 
 def test_what_a_stage_left_is_in_the_outcome_of_who_reuses_it_until_it_is_reported(

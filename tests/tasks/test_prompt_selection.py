@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.every import every
@@ -102,6 +103,24 @@ def test_the_same_inputs_make_the_same_bytes(pipeline: Any, collected: Path, tmp
         run_stage(job)
     for file in ("train.parquet", "validation.parquet", "test.parquet", "report.json"):
         assert (jobs[0].output / file).read_bytes() == (jobs[1].output / file).read_bytes(), file
+
+
+def test_a_selection_of_a_selection_has_its_own_rates(pipeline: Any, collected: Path, tmp_path: Path) -> None:
+    """A curriculum of several steps counts anew in between: the rows have one rate, that of the last count."""
+    above = middle(collected, "weighted_sum")
+    first = job_in(pipeline, tmp_path / "first", pass_rate=(0.25, 1.0), passes_above=above)
+    run_stage(first)
+    stricter = sorted(read["pass_rate"] for read in read_rows(first.output, "train"))[0]
+    rows = pa.ipc.open_file(pa.memory_map(str(collected / "train.arrow"))).read_all()
+    higher = float(sorted(rows["weighted_sum"].to_pylist())[3 * len(rows) // 4])
+    rates = rates_by_hand(collected, "weighted_sum", higher)
+    second = job_in(pipeline, tmp_path / "second", pass_rate=(0.0, 1.0), passes_above=higher)
+    second = second.model_copy(update={"inputs": {**second.inputs, "prompts": first.output}})
+    run_stage(second)
+    found = pq.read_table(second.output / "train.parquet")
+    assert found.column_names == pq.read_schema(first.output / "train.parquet").names
+    assert found["pass_rate"].to_pylist() == [rates[prompt] for prompt in found["prompt"].to_pylist()]
+    assert min(found["pass_rate"].to_pylist()) < stricter, "the rates of the first selection are no longer there"
 
 
 def test_an_empty_selection_is_refused_with_its_counts(

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+import obstore
 import pytest
+from obstore.store import MemoryStore
 
 from tests.support.fake_judge_server import FakeJudge, points
 from tests.tasks.rewards.test_served_scores import (
@@ -27,12 +29,15 @@ from vantage.schemas.records.stored_answers import (
     question_digest,
     read_answer,
 )
+from vantage.storage import scratch_copy
+from vantage.storage.scratch_copy import ScratchCopy
+from vantage.tasks.rewards import asking
 from vantage.tasks.rewards.answer_file import AnswerFile, answer_file, answers_in, write_sorted
 from vantage.tasks.rewards.answered_scores import AnsweredScores, UnreadableAnswer
-from vantage.tasks.rewards.asking import JudgeUnavailable
+from vantage.tasks.rewards.asking import JudgeRefused, JudgeUnavailable
 from vantage.tasks.training.answer_record import answer_metrics
 from vantage.tasks.training.scratch import ANSWERS as KEPT
-from vantage.tasks.training.scratch import BEGUN_ANSWERS
+from vantage.tasks.training.scratch import BEGUN_ANSWERS, RESUMED_FROM
 
 __all__ = ["fresh"]
 CASES = list(zip(PROMPTS, RESPONSES, ANSWERS, strict=True))
@@ -113,6 +118,32 @@ def stored(text: str, answer: str = "score: 1") -> StoredAnswer:
         question_tokens=3,
         answer_tokens=2,
     )
+
+
+def test_an_answer_that_is_read_while_the_folder_is_copied_is_in_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moves from one file to the other after the first of them was sent; then this machine is lost."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    asked = {"model": "m", "messages": [{"role": "user", "content": "How good?"}]}
+    answer = StoredAnswer(question=question_digest(asked), time=0, asked=asked, answer="score: 7")
+    answers = AnswerFile(here / KEPT)
+    answers.add_begun(answer)
+    answers.sync()
+    put = obstore.put
+
+    def read_meanwhile(*arguments: Any) -> Any:
+        sent = put(*arguments)
+        answers.note_read(answer.asked_as)
+        answers.sync()
+        return sent
+
+    monkeypatch.setattr(scratch_copy.obstore, "put", read_meanwhile)
+    remote = MemoryStore()
+    ScratchCopy(remote, "scratch", here).send(RESUMED_FROM)
+    ScratchCopy(remote, "scratch", there).fetch()
+    assert AnswerFile(there / KEPT).answer(answer.asked_as) == ("score: 7", 0, 0)
 
 
 def test_tokens_of_an_answer_count_once_whatever_file_it_is_in(tmp_path: Path) -> None:
@@ -214,6 +245,40 @@ def test_a_server_that_was_away_before_the_scores_are_wanted_is_asked_again(
     scores.begin(CASES[6:9])
     with pytest.raises(JudgeUnavailable, match="does not answer"):
         scored(scores, slice(6, 9))
+
+
+def test_questions_that_are_refused_before_any_other_is_answered_end_no_stage(
+    server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch may hold the responses to one filtered prompt alone. What is refused counts once, however often it is asked."""
+    monkeypatch.setattr(asking, "MOST_REFUSED", 3)
+    server.faults.refuses = lambda text: 400 if any(prompt in text for prompt in PROMPTS[:3]) else None
+    scores = loaded(tmp_path, server, unreadable=-3.0, at_once=1)
+    scores.begin(CASES[:3])
+    until(lambda: all(each.done() for each in scores._asking._begun))
+    scores.begin(CASES[3:5])
+    found = scored(scores, slice(0, 6))["judge"]
+    assert found == [-3.0] * 3 + right(slice(3, 6))["judge"]
+    assert answer_metrics()["judge_asked"] == 6
+    assert server.seen.questions == dict.fromkeys(map(question, range(3, 6)), 1)
+    kept = [answer for answer in answers_in(tmp_path / KEPT) if answer.refusal]
+    assert len(kept) == 3
+    fresh()
+    server.stop()
+    assert scored(loaded(tmp_path, server, unreadable=-3.0), slice(0, 6))["judge"] == found
+    server.start()
+
+
+def test_a_server_that_refuses_all_that_was_begun_ends_the_stage_when_scores_are_wanted(
+    server: FakeJudge, tmp_path: Path, fresh: Any
+) -> None:
+    server.faults.refused = 400
+    scores = loaded(tmp_path, server, unreadable=0.0)
+    scores.begin(CASES[:2])
+    scores.begin(CASES[2:3])
+    with pytest.raises(JudgeRefused, match="it has answered no other question of this stage"):
+        scored(scores, slice(0, 4))
+    assert not list(answers_in(tmp_path / KEPT))
 
 
 def test_a_thread_may_begin_while_another_reads_scores(tmp_path: Path, fresh: Any) -> None:

@@ -122,6 +122,34 @@ def test_what_is_not_one_number_on_the_scale_is_unreadable(answer: str, why: str
         read_number(answer, "score", SCALE)
 
 
+BETWEEN = (
+    *(" to 8", " or 8", " up to 9", " maybe 8", " of 20", " out of 100", " percent", " stars", " and a half"),
+    *(", or rather 8,", ". No, 8.", ". No, it is 8.", "; maybe 8;", ". I mean 8.", " (well, 8)"),
+)
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("follows", ["", " clear: 3", " very clear: 3"])
+def test_another_name_on_the_line_hides_no_unit_and_no_second_number(between: str, follows: str) -> None:
+    names = ("score", "clear", "very_clear")
+    with pytest.raises(Unreadable, match="no readable score"):
+        read_number(f"score: 7{between}{follows}", "score", SCALE, names=names)
+
+
+@pytest.mark.parametrize("between", [" or B", " over B", " and B", ", no, B,", ". No: B.", ", or rather a tie,"])
+@pytest.mark.parametrize("follows", ["", " clear: A", " very clear: A"])
+def test_another_name_on_the_line_hides_no_second_preference(between: str, follows: str) -> None:
+    with pytest.raises(Unreadable, match="no readable score"):
+        read_preference(f"score: A{between}{follows}", "score", names=("score", "clear", "very_clear"))
+
+
+def test_scores_on_one_line_are_read_with_points_and_names_of_several_words() -> None:
+    names = ("score", "very_clear", "short")
+    text = "score: 7 very clear: 8/10 **short**: 2 points reason: it has 3 faults"
+    assert [read_number(text, name, SCALE, names=names) for name in names] == [7.0, 8.0, 2.0]
+    assert read_number("score: 7 points very clear: 8", "score", SCALE, names=names) == 7.0
+
+
 @given(st.integers(-99, 99), st.integers(0, 99), st.sampled_from(["right", "right_answer", "answer"]))
 def test_each_name_has_its_own_number(one: int, other: int, name: str) -> None:
     numbers = {"right": float(one), "right_answer": other / 4, "answer": float(one - other)}

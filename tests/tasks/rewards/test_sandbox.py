@@ -82,7 +82,29 @@ def test_a_test_that_fails_is_the_last_and_each_starts_from_nothing() -> None:
     program = "import os, sys\nopen('kept', 'x').write(input())\nprint(os.listdir('.'))\nsys.exit(open('kept').read() == 'b')"
     tests = [{"stdin": each} for each in ("a", "a", "b", "a")]
     listed = Ran("ended", "['kept']\n")
-    assert sandbox.run(LIMITS, program, tests, isolated=True) == [listed, listed, Ran("failed", "['kept']\n")]
+    expected = [listed, listed, Ran("failed", "['kept']\n")]
+    assert sandbox.run(LIMITS, program, tests, isolated=True) == expected
+    assert sandbox.run(LIMITS, program, tests, isolated=False) == expected
+
+
+def test_a_program_that_takes_the_next_folder_fails_itself_alone() -> None:
+    for taken in (
+        "open('../1', 'w').close()",
+        "here = os.getcwd(); os.rmdir(here); os.rmdir(os.path.dirname(here))",
+    ):
+        program = f"import os\n{taken}\nprint(1)"
+        found = sandbox.run(LIMITS, program, [{"stdin": ""}] * 3, isolated=False)
+        assert found == [Ran("ended", "1\n"), FAILED]
+
+
+def test_nothing_is_left_of_a_folder_that_a_program_has_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    program = "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').close()\nfor each in ('a/b', 'a', '.'): os.chmod(each, 0)"
+    tests = [{"stdin": ""}] * 2
+    assert sandbox.run(LIMITS, program, tests, isolated=False) == [Ran("ended", "")] * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -214,6 +236,62 @@ libc = ctypes.CDLL(None, use_errno=True)
 print(libc.tgkill(1, 1, {int(number)}), os.getpid())
 """
     assert ran(program) == Ran("ended", "-1 2\n")
+
+
+OWNERS = pytest.mark.parametrize(
+    "owned",
+    [
+        "fcntl.fcntl(end, fcntl.F_SETOWN, {pid})",
+        "fcntl.fcntl(end, fcntl.F_SETOWN, -{pid})",
+        "fcntl.fcntl(end, 15, struct.pack('ii', 1, {pid}))  # F_SETOWN_EX",
+        "fcntl.ioctl(a, 0x8901, struct.pack('i', {pid}))  # FIOSETOWN\nend = a.fileno(); begin = b.fileno()",
+        "fcntl.ioctl(a, 0x8902, struct.pack('i', {pid}))  # SIOCSPGRP\nend = a.fileno(); begin = b.fileno()",
+        "assert ctypes.CDLL(None).syscall({fcntl}, end, ctypes.c_long(2**32 + 8), {pid}) == 0",
+    ],
+)
+"""Commands that name another process as the one that hears of a file. The last has bits that the kernel does not read."""
+
+
+def outcome_of_owning(owned: str, pid: int, *, isolated: bool) -> Ran:
+    """Run a program that has a signal sent to another process when a file can be read."""
+    number = {"x86_64": 72, "aarch64": 25}[os.uname().machine]
+    program = f"""
+import ctypes, fcntl, os, signal, socket, struct
+end, begin = os.pipe()
+a, b = socket.socketpair()
+{owned.format(pid=pid, fcntl=number)}
+fcntl.fcntl(end, 10, signal.SIGKILL)  # F_SETSIG
+fcntl.fcntl(end, fcntl.F_SETFL, os.O_ASYNC)
+os.write(begin, b"x")
+print("sent")
+"""
+    return ran(program, isolated=isolated)
+
+
+@OWNERS
+def test_no_file_sends_a_signal_to_another_process(owned: str) -> None:
+    """Where nothing isolates, any process of the user could get it: this one stands for them."""
+    other = subprocess.Popen(["sleep", "600"], process_group=0)
+    try:
+        assert outcome_of_owning(owned, other.pid, isolated=False) == FAILED
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+    assert outcome_of_owning(owned, 1, isolated=True) == FAILED
+
+
+def test_files_may_be_locked_and_read_without_waiting() -> None:
+    program = """
+import fcntl, os
+with open("x", "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.lockf(file, fcntl.LOCK_UN)
+end, _ = os.pipe()
+os.set_blocking(end, False)
+print(fcntl.fcntl(end, fcntl.F_GETFL) & os.O_NONBLOCK > 0)
+"""
+    assert ran(program) == Ran("ended", "True\n")
 
 
 @pytest.mark.parametrize(
