@@ -8,7 +8,7 @@ from vantage.schemas.recipe.served_scores import COMPLETION_TOKENS, SCORE, Judge
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)"
 _PREFERENCE = r"(?:response[ \t]+|a[ \t]+(?=tie\b))?(a|b|tie)\b"
-_ANOTHER_PREFERENCE = r"(?:response[ \t]+)?(?:(?-i:[AB])\b|tie\b|[ab][ \t]*(?:$|[.,;)]))"
+_ANOTHER_PREFERENCE = r"(?:response[ \t]+)?(?:(?-i:[AB])\b|(?:a[ \t]+)?tie\b|[ab][ \t]*(?:$|[.,;)]))"
 """A preference within a sentence; a small ``a`` is an article unless the sentence ends there."""
 # Repetitions have bounds or no way back, so that an answer of any length takes time linear in it.
 _MARKS = r"[\"'*_`]{0,6}+"
@@ -16,7 +16,7 @@ _CLOSED = r"[\"'*_`\])}]{0,6}+"
 _REASON = r"(?:because|since|as)\b"
 _UNIT = r"(?:percent|stars?|marks?)\b"
 _CORRECTED = (
-    r"(?:or|no|wait|well|hm+|maybe|perhaps|rather|actually|correction|i[ \t]+mean|make[ \t]+it)\b[ \t,:]{1,6}"
+    r"(?:or|no|wait|well|hm{1,9}|maybe|perhaps|rather|actually|correction|i[ \t]+mean|make[ \t]+it)\b[ \t,:]{1,6}"
     r"(?:(?:rather|perhaps|maybe|it[ \t]+is|it's|make[ \t]+it)[ \t,:]{1,6})?"
 )
 """Words before a value that takes the place of the one before: ``7. No, it is 8``."""
