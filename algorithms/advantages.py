@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vantage.algorithms.groups import index_of_groups
 from vantage.algorithms.masking import check_response_mask, check_shape, keep
+from vantage.algorithms.rounding import is_rounding
 
 WHITENING_EPSILON = 1e-8
 """Added to the standard deviation, in the advantages' own unit."""
@@ -191,7 +192,7 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A − mean) / (std + 1e-8) over all valid tokens of the batch; std is the population's (ddof 0).
 
     `advantages` (B,T) → (B,T) in float32 or better, detached, 0 outside the mask. Call it on the whole batch,
-    before any split into micro-batches. Equal advantages give 0.
+    before any split into micro-batches. Advantages that are equal but for rounding give 0.
 
     Raises ValueError for an empty mask or unequal shapes.
     """
@@ -203,6 +204,7 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     # noise in the mean, and the division would amplify it.
     std, mean = torch.std_mean(valid, correction=0)
     whitened = (valid - mean) / (std + WHITENING_EPSILON)
+    whitened = whitened.masked_fill(is_rounding(std, valid.abs().max(), valid.dtype), 0.0)
     return whitened.new_zeros(response_mask.shape).masked_scatter(response_mask, whitened)
 
 
@@ -231,12 +233,15 @@ def group_mean_baseline(scores: Tensor, group_ids: Tensor) -> Tensor:
 def group_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
     """Return A_i = (R_i − mean) / (std + 1e-6) within its group, std with ddof 1: GRPO, arXiv 2402.03300 §4.1.2.
 
-    Shapes, types and errors are as for `leave_one_out`. A group of one and a group of equal scores get
-    exactly 0. The paper leaves ddof and ε open; these are its widely used implementations'.
+    Shapes, types and errors are as for `leave_one_out`. A group of one and a group of scores that are equal but for
+    rounding get exactly 0. The paper leaves ddof and ε open; these are its widely used implementations'.
     """
     deviations, index, sizes = _deviations(scores, group_ids)
     variance = _sum_by_group(deviations.square(), index, sizes) / (sizes - 1).clamp(min=1)
-    return (deviations / (variance.sqrt() + GROUP_EPSILON)[index]).to(_widened(scores))
+    largest = torch.zeros_like(variance).scatter_reduce(0, index, scores.detach().to(variance).abs(), "amax")
+    equal = is_rounding(variance.sqrt(), largest, _widened(scores))[index]
+    normalised = deviations / (variance.sqrt() + GROUP_EPSILON)[index]
+    return normalised.masked_fill(equal, 0.0).to(_widened(scores))
 
 
 def each_group_normalised(scores: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from vantage.algorithms.rounding import is_rounding
 from vantage.models.sequences import join
 from vantage.schemas.conversations import Message
 from vantage.tasks.rewards.scoring import Scores, Summand
@@ -24,12 +25,12 @@ class Filled:
 
 
 def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
-    """Return which groups (B / K,) have one score: all right or all wrong, so that their scores prefer none.
+    """Return which groups (B / K,) have one score but for rounding: all right or all wrong, so that their scores prefer none.
 
     ``scores`` (B,), those of a group adjacent, before any shaping: a length penalty would make equal answers differ.
     """
     groups = scores.view(-1, samples_per_prompt)
-    return groups.amax(dim=1) == groups.amin(dim=1)
+    return is_rounding(groups.amax(dim=1) - groups.amin(dim=1), groups.abs().amax(dim=1), scores.dtype)
 
 
 def groups_without_contrast(scores: Scores, *, samples_per_prompt: int, each: bool) -> Tensor:

@@ -15,7 +15,7 @@ from vantage.schemas.recipe.stages import PolicyOptimization
 from vantage.tasks.rollout.rollouts import rollout_logprobs
 from vantage.tasks.training.seeds import generator
 from vantage.tasks.updates.actor_critic import ActorCritic
-from vantage.tasks.updates.estimates import minibatch_advantages
+from vantage.tasks.updates.estimates import own_advantages
 from vantage.tasks.updates.policy_losses import Minibatch
 
 
@@ -39,8 +39,7 @@ def with_selected_tokens(
     width = sequences.response_ids.shape[1]
     mask = estimates.policy_mask[rows, :width]
     # Weights of another sampler belong to the loss, not to the covariance
-    advantages = minibatch_advantages(estimates.advantages[rows], estimates.policy_mask[rows], switches)
-    advantages = keep(advantages[:, :width], mask)
+    advantages = keep(own_advantages(estimates, rows, switches)[:, :width], mask)
     logprobs = rollout_logprobs(networks.policy, sequences, networks.models).logprobs
     covariances = token_covariances(logprobs, advantages, mask)
     if switches.covariance == "kl":

@@ -245,6 +245,14 @@ def _above_others_each(scores: Scores, algorithm: Algorithm) -> Tensor:
     return each_group_normalised(counted, weights.to(counted.device), groups)
 
 
+def own_advantages(estimates: Estimates, rows: Tensor, algorithm: Algorithm) -> Tensor:
+    """Return the advantages (b,T) of the minibatch of these rows as its loss has them, before any weight of another sampler."""
+    advantages = minibatch_advantages(estimates.advantages[rows], estimates.policy_mask[rows], algorithm)
+    if estimates.advantage_weights is None:
+        return advantages
+    return advantages * estimates.advantage_weights[rows]
+
+
 def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Algorithm) -> Tensor:
     """Return the advantages (b,T) of one whole minibatch, normalised and clipped by the switches."""
     if algorithm.normalise_advantages:

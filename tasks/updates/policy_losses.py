@@ -29,7 +29,7 @@ from vantage.tasks.training.optimization import autocast
 from vantage.tasks.training.passes import passes_of
 from vantage.tasks.updates.actor_critic import ActorCritic
 from vantage.tasks.updates.critic_losses import critic_loss, predictions
-from vantage.tasks.updates.estimates import Estimates, minibatch_advantages
+from vantage.tasks.updates.estimates import Estimates, own_advantages
 from vantage.tasks.updates.surrogates import LossTokens, surrogate_loss
 
 
@@ -107,11 +107,9 @@ def minibatch_of(
     """Return the minibatch of the given rows; ``max_length`` is the longest response that sampling allows."""
     algorithm, mask = work.algorithm, estimates.policy_mask[rows]
     denominator = denominator_of(mask, aggregation=algorithm.aggregation, max_length=max_length)
-    advantages = minibatch_advantages(estimates.advantages[rows], mask, algorithm)
+    advantages = own_advantages(estimates, rows, algorithm)
     if rollout.importance is not None:
         advantages = advantages * rollout.importance.weights[rows]
-    if estimates.advantage_weights is not None:
-        advantages = advantages * estimates.advantage_weights[rows]
     return Minibatch(
         rollout=rollout,
         estimates=estimates,

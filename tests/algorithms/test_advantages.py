@@ -284,6 +284,20 @@ def test_equal_advantages_whiten_to_0_also_where_rounding_blurs_their_mean():
     assert torch.equal(whiten(torch.tensor([[3.0, 9.0]]), torch.tensor([[True, False]])), torch.zeros(1, 2))
 
 
+def test_advantages_that_are_equal_but_for_rounding_whiten_to_0():
+    """Two sums of three numbers in another order: their difference would be divided by itself."""
+    one, other = (sum(map(torch.tensor, order)) for order in ([0.3, 0.2, 0.2], [0.2, 0.2, 0.3]))
+    assert one != other
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    nearly = torch.stack([one, other])[:, None].expand(2, 2)
+    assert torch.equal(whiten(nearly, mask), torch.zeros(2, 2))
+    assert torch.equal(whiten(-1000 * nearly, mask), torch.zeros(2, 2))
+    apart = torch.tensor([[1000.0, 1000.0], [1000.01, 1000.01]])
+    assert whiten(apart, mask)[:, 0].tolist() == pytest.approx([-1.0, 1.0], rel=1e-5)
+    exact = torch.tensor([[1.0, 1.0], [1.0 + 1e-14, 1.0 + 1e-14]], dtype=torch.float64)
+    assert (whiten(exact, mask) != 0).all(), "of float64 they are no rounding"
+
+
 def test_a_nan_at_a_response_token_is_not_hidden():
     mask = torch.ones(1, 3, dtype=torch.bool)
     broken = torch.tensor([[0.0, math.nan, 1.0]])

@@ -69,6 +69,17 @@ def test_an_oracle_in_float64(groups: int, samples: int, names: int, random: Any
     np.testing.assert_allclose(shuffled.numpy(), expected[order], atol=1e-9)
 
 
+def test_scores_of_a_group_that_are_equal_but_for_rounding_teach_nothing() -> None:
+    """Three terms whose weighted sum is 44.8 in either order; the last group has other sizes, signs and scores."""
+    one, other = (sum(map(torch.tensor, order)).item() for order in ([19.2, 12.8, 12.8], [12.8, 12.8, 19.2]))
+    assert one != other
+    scores = torch.tensor([one, other, one, -1.0, -2.0, 1e-9, 1.1e-9])
+    found = group_normalised(scores, torch.tensor([5, 5, 5, 2, 2, 9, 9]))
+    assert found[:3].tolist() == [0.0, 0.0, 0.0]
+    assert found[3:5].tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)], rel=1e-5)
+    assert found[5] < 0 < found[6], "small numbers that differ"
+
+
 def test_whitening_by_the_sample_s_variance() -> None:
     """1, 2, 3 have variance 1 with ddof 1; what is masked changes nothing."""
     advantages = torch.tensor([[1.0, 2.0], [3.0, float("nan")]])

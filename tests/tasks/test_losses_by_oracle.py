@@ -133,6 +133,24 @@ CASES = {
         },
         happens=binds("covariance_fraction"),
     ),
+    "clip-cov, an ensemble whose agreement silences tokens": Case(
+        {
+            "preset": "ppo",
+            "kl_coef": 0.05,
+            "clip_range_low": None,
+            "clip_range_high": 0.3,
+            "normalise_advantages": True,
+            "value_clip_range": None,
+            "critic_head": {"ensemble": 3},
+            "mask_agreed_share": 0.3,
+            "covariance": "clip",
+            "covariance_share": 0.2,
+            "covariance_low": 0.05,
+            "covariance_high": 3.0,
+        },
+        {**ALONE, "fresh_critic": "fresh"},
+        happens=binds("covariance_fraction"),
+    ),
     "kl-cov": Case(
         {
             **GROUPS,
@@ -187,6 +205,7 @@ NEW_CURVES = {
     "a soft gate": {"gate_slope"},
     "a soft gate of the response": {"gate_slope"},
     "clip-cov, advantages of a minibatch": {"covariance_fraction"},
+    "clip-cov, an ensemble whose agreement silences tokens": {"covariance_fraction"},
     "kl-cov": {"covariance_fraction", "covariance_kl"},
     "an entropy coefficient that adapts": {"entropy_coef"},
 }

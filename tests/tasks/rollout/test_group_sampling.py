@@ -121,6 +121,13 @@ def test_groups_of_one_score_are_uniform() -> None:
     assert uniform_groups(scores, samples_per_prompt=9).tolist() == [False]
 
 
+def test_groups_whose_scores_differ_by_rounding_alone_are_uniform() -> None:
+    one, other = (sum(map(torch.tensor, order)).item() for order in ([0.3, 0.2, 0.2], [0.2, 0.2, 0.3]))
+    assert one != other
+    scores = torch.tensor([one, other, -other, -one, one, one + 1e-5, 0.0, 1e-9])
+    assert uniform_groups(scores, samples_per_prompt=2).tolist() == [True, True, False, False]
+
+
 def test_a_rollout_of_mixed_groups_is_taken_as_it_is() -> None:
     result = filled([[(1.0, 0.0), (0.0, 1.0)]])
     assert responses(result) == ["0.0.0", "0.0.1", "0.1.0", "0.1.1"]
