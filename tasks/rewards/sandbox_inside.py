@@ -84,7 +84,7 @@ def main() -> None:
     _libc.prctl(PR_SET_DUMPABLE, 0)  # so that the program, which has the same user, cannot look in here
     deadline = time.monotonic() + request["clock"]
     own = FOLDER
-    for number, test in enumerate(request["tests"]):
+    for place, test in enumerate(request["tests"]):
         if is_inside:
             _mount(
                 "tmpfs",
@@ -94,7 +94,7 @@ def main() -> None:
                 f"size={request['disk']},nr_inodes={MAX_FILES}",
             )
         else:
-            own = os.path.join(request["folder"], str(number))
+            own = os.path.join(request["folder"], str(place))
         result = _run(request, test, nowhere, seccomp, folder=own, deadline=deadline)
         if is_inside:
             _called(_libc.umount2(FOLDER.encode(), MNT_DETACH), "umount2")

@@ -120,7 +120,9 @@ def test_a_selection_of_a_selection_has_its_own_rates(pipeline: Any, collected: 
     found = pq.read_table(second.output / "train.parquet")
     assert found.column_names == pq.read_schema(first.output / "train.parquet").names
     assert found["pass_rate"].to_pylist() == [rates[prompt] for prompt in found["prompt"].to_pylist()]
-    assert min(found["pass_rate"].to_pylist()) < stricter, "the rates of the first selection are no longer there"
+    assert min(found["pass_rate"].to_pylist()) < stricter, (
+        "the rates of the first selection are no longer there"
+    )
 
 
 def test_an_empty_selection_is_refused_with_its_counts(

@@ -136,7 +136,9 @@ def test_another_name_on_the_line_hides_no_unit_and_no_second_number(between: st
         read_number(f"score: 7{between}{follows}", "score", SCALE, names=names)
 
 
-@pytest.mark.parametrize("between", [" or B", " over B", " and B", ", no, B,", ". No: B.", ", or rather a tie,"])
+@pytest.mark.parametrize(
+    "between", [" or B", " over B", " and B", ", no, B,", ". No: B.", ", or rather a tie,"]
+)
 @pytest.mark.parametrize("follows", ["", " clear: A", " very clear: A"])
 def test_another_name_on_the_line_hides_no_second_preference(between: str, follows: str) -> None:
     with pytest.raises(Unreadable, match="no readable score"):
