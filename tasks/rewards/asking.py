@@ -199,8 +199,9 @@ class Asking:
         with start_blocking_portal() as portal:
             asked: Future[None] = portal.start_task_soon(self._ask_all, questions, kept, may_go_on)
             try:
-                while not wait([asked], timeout=_LOOK_SECONDS).done:
+                while not asked.done():
                     progress.phase(self._phase, done, len(questions))
+                    wait([asked], timeout=_LOOK_SECONDS)
                 asked.result()
             finally:
                 asked.cancel()
@@ -231,8 +232,9 @@ class Asking:
             for number, asked in enumerate(begun):
                 if asked.done() and isinstance(asked.exception(), JudgeUnavailable):
                     return  # those behind it have the same error
-                while not wait([asked], timeout=_LOOK_SECONDS).done:
+                while not asked.done():
                     progress.phase(self._phase, number, len(begun))
+                    wait([asked], timeout=_LOOK_SECONDS)
                 asked.result()
         finally:
             for asked in begun:

@@ -20,6 +20,7 @@ from torch import Tensor
 from vantage.models.pass_counts import PassCounts, add_counts, taken_counts
 from vantage.models.policy import PolicyModel
 from vantage.models.sampling import Samples
+from vantage.models.sharding import local, own_rows
 from vantage.tasks.rollout.engine import (
     Listener,
     LocalEngine,
@@ -29,15 +30,32 @@ from vantage.tasks.rollout.engine import (
     of_all_ranks,
 )
 from vantage.tasks.rollout.listening_beside import ListeningBeside
-from vantage.tasks.training import engine_record, progress, ranks
+from vantage.tasks.training import engine_record, preemption, progress, ranks
 from vantage.tasks.training.phase_seconds import of_process
 
 SECONDS_BETWEEN_REPORTS = 1.0
 """Seconds between two reports of the thread's progress while the stage waits for it."""
 
 
+_WEIGHTS = "weights/"
+"""Prefix of weights among the tensors for a checkpoint."""
+
+
 class _Stopped(Exception):
     """The responses are no longer wanted."""
+
+
+@dataclass(frozen=True)
+class _BrokenOff:
+    """Responses that a stage had begun when it was asked to stop."""
+
+    prompts: list[list[int]]
+    """See ``_Begun``."""
+    seed: int
+    iteration: int | None
+    """See ``Origin``."""
+    weights: dict[str, Tensor]
+    """Weights that sample them, by name."""
 
 
 @dataclass
@@ -77,6 +95,12 @@ class _LocalCopy:
     def release(self) -> None:
         """See ``SamplesBeside``; nothing is kept for a failure."""
 
+    def weights(self) -> dict[str, Tensor]:
+        """See ``SamplesBeside``."""
+        trained = {name for name, each in self._policy.causal_lm.named_parameters() if each.requires_grad}
+        held = self._copy.policy.causal_lm.named_parameters()
+        return {name: each.detach() for name, each in held if name in trained}
+
     def sample_own(
         self,
         repeated: list[list[int]],
@@ -113,6 +137,8 @@ class AheadEngine:
         self._late: dict[str, Tensor] | None = None
         """Weights that servers get when they have sampled what was begun."""
         self._begun: _Begun | None = None
+        self._broken_off: _BrokenOff | None = None
+        """What is begun anew with the first weights inside the context."""
         self._is_stopped = threading.Event()
         self.took_begun = False
         """Whether responses since the last `begin` were those that had been begun, by the policy before its last update."""
@@ -134,10 +160,24 @@ class AheadEngine:
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the policy's own tensors, which `generate` reads; what samples beside gets its weights in `begin`."""
+        if self._broken_off is not None:
+            weights = self._begun_anew(dict(weights), self._broken_off)
         if self._is_shared and self._begun is not None:
             self._late = dict(weights)
         else:
             self._now.take_weights(weights)
+
+    def _begun_anew(self, policy: dict[str, Tensor], broken_off: _BrokenOff) -> Iterable[tuple[str, Tensor]]:
+        """Begin again with what was broken off, from the weights of then; returns the policy's tensors as they were given."""
+        self._broken_off = None
+        now = {name: local(policy[name].detach()).clone() for name in broken_off.weights}
+        _put(broken_off.weights, policy)
+        try:
+            self._now.take_weights(policy.items())
+            self._start(broken_off.prompts, broken_off.seed, iteration=broken_off.iteration)
+        finally:
+            _put(now, policy, are_own_rows=True)
+        return policy.items()
 
     def begin(
         self,
@@ -150,13 +190,30 @@ class AheadEngine:
         """Begin to sample from the present policy, in parallel to later changes of the policy; see ``RolloutEngine``."""
         self._forget_begun()
         self._give_late()
+        self._start([prompt for prompt in prompts for _ in range(count)], seed, listener=listener)
+
+    def _start(
+        self,
+        repeated: list[list[int]],
+        seed: int,
+        *,
+        listener: Listener | None = None,
+        iteration: int | None = None,
+    ) -> None:
+        """Start the thread that samples from the present policy.
+
+        Args:
+            iteration: see ``Origin``; None: the present one.
+        """
         origin = self._beside.hold()
+        if origin is not None and iteration is not None:
+            origin = replace(origin, iteration=iteration)
         stream = None
         is_on_gpu = isinstance(self._now, LocalEngine) and self._now.policy.device.type == "cuda"
         if is_on_gpu:  # else each waits for the other's queue
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
-        begun = _Begun([prompt for prompt in prompts for _ in range(count)], seed, origin=origin)
+        begun = _Begun(repeated, seed, origin=origin)
         if listener is not None:
             begun.listening = ListeningBeside(listener)
         begun.thread = threading.Thread(
@@ -195,18 +252,27 @@ class AheadEngine:
         return of_all_ranks(own, ranks.own(len(repeated)), count=len(repeated), max_length=limit)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the begun responses of all ranks for a checkpoint, once all are sampled; empty if none were begun."""
+        """Return the begun responses of all ranks for a checkpoint, once all are sampled; empty if none were begun.
+
+        A stage of one process that is asked to stop does not wait: then the weights that sample them are returned in their place.
+        """
         begun = self._begun
         if begun is None:
             return {"lengths": torch.zeros(0, dtype=torch.int64)}
-        limit, count = self._codec.generation.max_response_tokens, len(begun.prompts)
-        found = of_all_ranks(self._joined(begun), ranks.own(count), count=count, max_length=limit)
         origin = {} if begun.origin is None else _origin_tensors(begun.origin)
-        return {
+        asked = {
             **origin,
             "prompts": torch.tensor([each for row in begun.prompts for each in row]),
             "prompt_lengths": torch.tensor(list(map(len, begun.prompts))),
             "seed": torch.tensor([begun.seed]),
+        }
+        if weights := self._broken_off_by_request(begun):
+            named = {f"{_WEIGHTS}{name}": each for name, each in weights.items()}
+            return {**asked, **named, "lengths": torch.zeros(0, dtype=torch.int64)}
+        limit, count = self._codec.generation.max_response_tokens, len(begun.prompts)
+        found = of_all_ranks(self._joined(begun), ranks.own(count), count=count, max_length=limit)
+        return {
+            **asked,
             "lengths": torch.tensor(list(map(len, found.responses))),
             "ids": torch.tensor([each for row in found.responses for each in row]),
             "logprobs": torch.tensor([each for row in found.logprobs for each in row], dtype=torch.float64),
@@ -217,20 +283,29 @@ class AheadEngine:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Restore the responses in ``tensors``; each rank keeps its own."""
         lengths = tensors["lengths"].tolist()
-        self._begun = None
-        if not lengths:
+        self._begun = self._broken_off = None
+        weights = {
+            name.removeprefix(_WEIGHTS): each for name, each in tensors.items() if name.startswith(_WEIGHTS)
+        }
+        if not lengths and not weights:
+            return
+        prompts = [row.tolist() for row in tensors["prompts"].split(tensors["prompt_lengths"].tolist())]
+        seed, origin = int(tensors["seed"]), _origin_in(tensors)
+        if weights:
+            iteration = None if origin is None else origin.iteration
+            self._broken_off = _BrokenOff(prompts, seed, iteration, weights)
             return
         mine = ranks.own(len(lengths))
         self._begun = _Begun(
-            prompts=[row.tolist() for row in tensors["prompts"].split(tensors["prompt_lengths"].tolist())],
-            seed=int(tensors["seed"]),
+            prompts=prompts,
+            seed=seed,
             own=Samples(
                 responses=[row.tolist() for row in tensors["ids"].split(lengths)][mine],
                 ended=tensors["ended"].tolist()[mine],
                 logprobs=[row.tolist() for row in tensors["logprobs"].split(lengths)][mine],
             ),
             counts=_counts_in(tensors),
-            origin=_origin_in(tensors),
+            origin=origin,
         )
 
     def _sample(self, begun: _Begun, stream: torch.cuda.Stream | None) -> None:
@@ -275,14 +350,32 @@ class AheadEngine:
         """Give servers the weights for which they were still busy."""
         late, self._late = self._late, None
         if late is not None:
-            self._now.take_weights(late.items())
+            with progress.outside():  # a validation only happens to be the first that wants them
+                self._now.take_weights(late.items())
+
+    def _broken_off_by_request(self, begun: _Begun) -> dict[str, Tensor]:
+        """Wait for the responses, or until this process is asked to stop; returns the weights that sample them if some are missing
+        then, and nothing if they are all there or only to be waited for."""
+        while begun.thread is not None and begun.thread.is_alive():
+            if preemption.requested() and ranks.world_size() == 1 and (weights := self._beside.weights()):
+                self._is_stopped.set()
+                begun.thread.join()
+                return {} if begun.own is not None or begun.error is not None else weights
+            self._look_at(begun)
+        return {}
+
+    def _look_at(self, begun: _Begun) -> None:
+        assert begun.thread is not None
+        # A stage that waits here must not count as hanging. A validation that finds servers busy waits for the rollout.
+        with progress.outside():
+            progress.phase("waiting for responses", begun.ended, len(begun.prompts))
+        begun.thread.join(SECONDS_BETWEEN_REPORTS)
 
     def _wait_for(self, begun: _Begun) -> None:
         while begun.thread is not None and begun.thread.is_alive():
-            begun.thread.join(SECONDS_BETWEEN_REPORTS)
-            # A stage that waits here must not count as hanging
-            progress.phase("waiting for responses", begun.ended, len(begun.prompts))
-        self._beside.release()
+            self._look_at(begun)
+        if self._late is not None:  # else the next rollout may be sampled from these weights too
+            self._beside.release()
 
     def _joined(self, begun: _Begun) -> Samples:
         self._wait_for(begun)
@@ -290,6 +383,19 @@ class AheadEngine:
             raise begun.error
         assert begun.own is not None, "only an engine that was left is stopped"
         return begun.own
+
+
+@torch.no_grad()
+def _put(weights: dict[str, Tensor], policy: dict[str, Tensor], *, are_own_rows: bool = False) -> None:
+    """Copy weights into the policy's tensors, of which each rank may hold its own rows.
+
+    Args:
+        are_own_rows: whether the weights are this rank's rows; else they are whole.
+    """
+    for name, weight in weights.items():
+        own = policy[name]
+        is_cut = own is not local(own) and not are_own_rows
+        local(own).copy_(weight[own_rows(len(weight))] if is_cut else weight)
 
 
 def _origin_tensors(origin: Origin) -> dict[str, Tensor]:

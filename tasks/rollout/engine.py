@@ -109,7 +109,10 @@ class SamplesBeside(Protocol):
         """Keep the policy's present weights for ``sample_own``, however the policy changes meanwhile; None: nobody needs to know them."""
 
     def release(self) -> None:
-        """Drop what ``hold`` keeps for a failure: ``sample_own`` has ended."""
+        """Drop what is kept of these weights for a failure: ``sample_own`` has ended, and others follow."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of ``hold`` that train, by name, for a checkpoint; empty: nobody keeps them."""
 
     def sample_own(
         self,

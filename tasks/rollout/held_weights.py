@@ -36,6 +36,9 @@ MAX_SHARE_GAP = 0.25
 """Most |share − 1| of an adapter's effect in an engine. A factor that is wrong by two gives 0.5 or 2, and no adapter at all gives 0."""
 
 
+NOTHING_SAMPLED = "nothing was sampled"
+
+
 class WeightsDiffer(ValueError):
     """The engine does not hold the weights of the policy."""
 
@@ -91,6 +94,7 @@ def check_held(
     precision: Precision,
     earlier: tuple[Tensor, Tensor] | None = None,
     base: Tensor | None = None,
+    outcome: str = NOTHING_SAMPLED,
 ) -> Proof:
     """Return how far the engine's log-probabilities of the fixed rows are from the policy's.
 
@@ -98,6 +102,7 @@ def check_held(
         before: the policy's own before its last update; None: there was none.
         earlier: the policy's own and the engine's at this engine's last proof; None: there was none.
         base: the policy's own without its adapters; None: it has none.
+        outcome: what the error says of responses.
 
     Raises:
         WeightsDiffer: the gap is more than rounding, the engine computes what it did before the update or is nearer to the policy of
@@ -107,20 +112,20 @@ def check_held(
     if base is not None and gap > bound and _mean_gap(engine, base) <= bound:
         raise WeightsDiffer(
             f"vLLM answers without the policy's adapters: on fixed rows it is {_mean_gap(engine, base):.3g} nats per token from the base "
-            f"and {gap:.3g} from the policy; nothing was sampled; {_remedy(precision)}"
+            f"and {gap:.3g} from the policy; {outcome}; {_remedy(precision)}"
         )
     if not gap <= bound:  # NaN is refused too
         raise WeightsDiffer(
             f"vLLM does not hold the policy's weights: on fixed rows its mean log-probability is {engine.mean():.6f} nats and the "
             f"policy's {policy.mean():.6f}; mean |Δ|={gap:.3g} is above {bound:g}, all that rounding explains under "
-            f"precision={precision}; nothing was sampled; {_remedy(precision)}"
+            f"precision={precision}; {outcome}; {_remedy(precision)}"
         )
     if earlier is not None and torch.equal(engine, earlier[1]):
         moved = _mean_gap(policy, earlier[0])
         if moved > MOVED[precision]:
             raise WeightsDiffer(
                 f"vLLM holds the weights from before the last update: on fixed rows the policy has moved by {moved:.3g} nats per token, and "
-                f"vLLM computes the same bits as before; nothing was sampled; {_remedy(precision)}"
+                f"vLLM computes the same bits as before; {outcome}; {_remedy(precision)}"
             )
     if before is not None and _mean_gap(policy, before) > NEARER[precision]:
         to_before = _mean_gap(engine, before)
@@ -128,7 +133,7 @@ def check_held(
         if to_before < gap and not is_base:
             raise WeightsDiffer(
                 f"vLLM holds the weights from before the last update: on fixed rows it is {to_before:.3g} nats per token from the "
-                f"policy before the update and {gap:.3g} from the policy now; nothing was sampled; {_remedy(precision)}"
+                f"policy before the update and {gap:.3g} from the policy now; {outcome}; {_remedy(precision)}"
             )
     if base is not None and _mean_gap(policy, base) > EFFECT[precision]:
         share = _share_of_effect(engine, policy, base)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vantage.models.adapters import base_weights
@@ -44,7 +45,7 @@ from vantage.tasks.rollout.vllm_server import (
     VllmServer,
 )
 from vantage.tasks.rollout.weight_files import update_folder, weight_files
-from vantage.tasks.training import engine_record, progress, ranks
+from vantage.tasks.training import engine_record, preemption, progress, ranks
 from vantage.tasks.training.optimization import Precision
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ PAUSE_SECONDS = 2.0
 """Seconds between two looks at servers of which none answers."""
 AT_ONCE = 256
 """Responses that a server draws at once without ``rollout.max_rows``."""
+
+DRAWN = "what was sampled meanwhile is not used"
 
 TEXT = "What is 17 + 25? Answer: 42."
 """Text that the server's tokenizer and the stage's must read alike."""
@@ -202,6 +205,7 @@ class RemoteEngine(SamplesWhenAsked):
         rollout = Rollout(repeated, rows, seed, greedy, version.name, version.adapter, self._at_once)
 
         def show(ended: int) -> None:
+            preemption.heed()
             progress.phase("waiting for responses", ended, len(rollout.rows))
 
         def draw(found: dict[int, Response], failed: set[VllmServer]) -> Round:
@@ -209,8 +213,7 @@ class RemoteEngine(SamplesWhenAsked):
             engine_record.note_sampled(**vars(self._origin(version)))
             show(len(found))
             new = Round(self._sampled, rollout, found, listener, show=show)
-            new.draw([server for server in ready if server not in failed] or ready)
-            self._end_hung(new.faults)
+            self._draw(new, [server for server in ready if server not in failed] or ready, version)
             return new
 
         samples = _drawn(rollout, draw, is_missing=ranks.any_rank)
@@ -242,25 +245,24 @@ class RemoteEngine(SamplesWhenAsked):
             WeightsDiffer: a server that was started again does not hold them.
         """
         assert self._held is not None
-        version, rows = self._held.name, range(len(repeated))[mine]
-        rollout = Rollout(repeated, rows, seed, False, version, self._held.adapter, self._at_once)
+        version, rows = self._held, range(len(repeated))[mine]
+        rollout = Rollout(repeated, rows, seed, False, version.name, version.adapter, self._at_once)
 
         def show(ended: int) -> None:
             on_token(ended, 0)
 
         def draw(found: dict[int, Response], failed: set[VllmServer]) -> Round:
             held, faults = _answers(self._servers, VllmServer.version)
-            holding = [server for server, name in held.items() if name == version]
+            holding = [server for server, name in held.items() if name == version.name]
             self._end_hung(faults)
             if not holding:
-                holding = self._started_again(self._held, partial(show, len(found)))
+                holding = self._started_again(version, partial(show, len(found)))
             if not holding:
                 raise EngineUnavailable(
                     f"no server of {self._place} has the weights any longer from which it sampled: {_named(faults) or 'they have others'}"
                 )
             new = Round(self._sampled, rollout, found, listener, show=show)
-            new.draw([server for server in holding if server not in failed] or holding)
-            self._end_hung(new.faults)
+            self._draw(new, [server for server in holding if server not in failed] or holding, version)
             return new
 
         return _drawn(rollout, draw, is_missing=bool)  # the ranks' messages belong to the training meanwhile
@@ -271,19 +273,60 @@ class RemoteEngine(SamplesWhenAsked):
             self._kept.files.close()
         self._kept = None
 
-    def _started_again(self, held: _Version | None, look: Callable[[], None]) -> list[VllmServer]:
+    def weights(self) -> dict[str, Tensor]:
+        """See ``SamplesBeside``; they are the files that are kept for servers of the stage, in the servers' type."""
+        if self._held is None or self._kept is None or self._kept.version != self._held.name:
+            return {}
+        files = sorted(self._kept.folder.glob("*.safetensors"))
+        return {name: each for file in files for name, each in load_file(file).items()}
+
+    def _draw(self, new: Round, servers: Sequence[VllmServer], version: _Version) -> None:
+        """Draw what is missing; afterwards the servers prove again that they hold these weights. Others may have come meanwhile, and
+        under the same name no response tells.
+
+        Raises:
+            WeightsDiffer: a server holds other weights by the name of these.
+        """
+        new.draw(servers)
+        failed = {server for server, _ in new.faults}
+        ask = partial(VllmServer.logprobs, rows=self._sampled.fixed_rows, adapter=version.adapter)
+        read, faults = _answers([each for each in servers if each not in failed], ask)
+        named, more_faults = _answers(list(read), VllmServer.version)  # after the rows, so that it is theirs
+        for server, name in named.items():
+            if name == version.name:
+                self._sampled.prove(read[server], version.own, place=server.url, outcome=DRAWN)
+        self._end_hung([*new.faults, *faults, *more_faults])
+
+    def _started_again(self, held: _Version, look: Callable[[], None]) -> list[VllmServer]:
         """Start the stage's servers that have ended and give them the weights that were kept; returns those that prove them."""
         kept = self._kept
-        if self._own is None or held is None or kept is None or kept.version != held.name:
+        if self._own is None or kept is None or kept.version != held.name:
             return []
         self._servers = self._own.running(look)
         given, _ = _answers(
             self._servers, lambda server: server.take_weights(kept.folder, version=kept.version)
         )
-        read, _ = _answers(list(given), partial(VllmServer.logprobs, rows=self._sampled.fixed_rows))
-        for server, logprobs in read.items():
-            self._sampled.prove(logprobs, held.own, place=server.url)
-        return list(read)
+        proved, _ = self._compared(list(given), held)
+        return list(proved)
+
+    def _compared(
+        self, servers: Sequence[VllmServer], version: _Version
+    ) -> tuple[dict[VllmServer, float], Faults]:
+        """Have servers prove that they hold these weights; returns the mean |Δ| of each, and the faults of those that do not answer.
+
+        Raises:
+            WeightsDiffer: a server holds other weights.
+        """
+        ask = partial(VllmServer.logprobs, rows=self._sampled.fixed_rows, adapter=version.adapter)
+        read, faults = _answers(servers, ask)
+        gaps = {
+            server: self._sampled.prove(logprobs, version.own, place=server.url).gap
+            for server, logprobs in read.items()
+        }
+        compared, more_faults = _answers(
+            list(read), lambda server: self._checksums.compare(_place(server), server.checksums)
+        )
+        return {server: gaps[server] for server in compared}, [*faults, *more_faults]
 
     def _origin(self, version: _Version) -> Origin:
         """Return what is recorded of the policy's present weights."""
@@ -369,6 +412,7 @@ class RemoteEngine(SamplesWhenAsked):
         some, without_base = ranks.any_of(bool(asked.others), not asked.based >= set(asked.others))
         if not some:
             return {}, []
+        progress.phase("giving weights to servers")
         self._num_given += 1
         self.release()
         with ExitStack() as files:
@@ -403,27 +447,18 @@ class RemoteEngine(SamplesWhenAsked):
         Raises:
             WeightsDiffer: a server holds other weights.
         """
-        rows = self._sampled.fixed_rows
-        ask = partial(VllmServer.logprobs, rows=rows, adapter=version.adapter)
-        read, new_faults = _answers([*asked.holding, *given], ask)
-        gaps = [
-            self._sampled.prove(logprobs, version.own, place=server.url).gap
-            for server, logprobs in read.items()
-        ]
-        compared, more_faults = _answers(
-            list(read), lambda server: self._checksums.compare(_place(server), server.checksums)
-        )
+        gaps, new_faults = self._compared([*asked.holding, *given], version)
         if gaps:
-            self._gap = max(gaps)
+            self._gap = max(gaps.values())
             log.info(
                 "%d of %d servers hold the policy's weights %s: mean |Δ| at most %.2g nats per token",
                 *(len(gaps), len(self._servers), version.name, self._gap),
             )
-        all_faults = [*asked.faults, *faults, *new_faults, *more_faults]
+        all_faults = [*asked.faults, *faults, *new_faults]
         for _, fault in all_faults:
             engine_record.note_failure()
             log.warning("%s", fault)
-        return list(compared), all_faults
+        return list(gaps), all_faults
 
     def _check(self, server: VllmServer, *, ours: list[int]) -> None:
         """Compare the server's model and tokenizer with the policy's, before its weights are replaced.

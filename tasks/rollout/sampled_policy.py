@@ -13,7 +13,14 @@ from vantage.models.sampling import Samples, batches, check_lengths
 from vantage.models.sequences import collate
 from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.tasks.data.examples import Codec
-from vantage.tasks.rollout.held_weights import TOKENS, Proof, check_held, fixed_rows, logprobs_of_policy
+from vantage.tasks.rollout.held_weights import (
+    NOTHING_SAMPLED,
+    TOKENS,
+    Proof,
+    check_held,
+    fixed_rows,
+    logprobs_of_policy,
+)
 from vantage.tasks.rollout.sent_adapters import room_for
 from vantage.tasks.training import ranks
 from vantage.tasks.training.optimization import Precision, autocast
@@ -101,11 +108,12 @@ class SampledPolicy:
             self._before, self._now = self._now, found
         return found
 
-    def prove(self, held: Tensor, own: Tensor, *, place: str = "") -> Proof:
+    def prove(self, held: Tensor, own: Tensor, *, place: str = "", outcome: str = NOTHING_SAMPLED) -> Proof:
         """Compare an engine's log-probabilities of the fixed rows with the policy's own, as ``logprobs`` returned them.
 
         Args:
             place: of the engine, if there are several.
+            outcome: see ``check_held``.
 
         Raises:
             WeightsDiffer: the engine does not hold the policy's weights.
@@ -117,6 +125,7 @@ class SampledPolicy:
             earlier=self._earlier.get(place),
             base=self._of_base,
             precision=self.precision,
+            outcome=outcome,
         )
         self._earlier[place] = own, held
         return proof

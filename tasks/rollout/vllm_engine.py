@@ -203,6 +203,7 @@ class VllmEngine(SamplesWhenAsked):
 
     def _push(self, vllm: RunningVllm) -> None:
         """Give vLLM the weights that were given last: all of them, or the base once and the adapters each time."""
+        progress.phase("giving weights to vLLM")
         has_adapters = self._sampled.adapters is not None
         if not (has_adapters and vllm.holds_base):
             weights = base_weights(self._weights) if has_adapters else self._weights

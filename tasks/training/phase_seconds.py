@@ -20,6 +20,8 @@ _GROUPS = {
     "waiting for judges": "waiting",
     "waiting for the teacher": "waiting",
     "waiting for servers": "waiting",
+    "giving weights to servers": "waiting",
+    "giving weights to vLLM": "sampling",
     "scoring": "scoring",
     "asking the judge": "scoring",
     "updating": "updating",

@@ -14,6 +14,8 @@ from types import FrameType
 
 _signals_received = 0
 _at_once = False
+_is_inside = False
+"""Whether this process is inside ``at_once``."""
 _limit: str | None = None
 """The time limit that has passed, in words."""
 
@@ -90,14 +92,20 @@ def within_time(seconds: float | None, limit: str) -> Iterator[None]:
 @contextmanager
 def at_once() -> Iterator[None]:
     """Raise ``Requested`` inside the block when a request arrives; an earlier request raises it at the beginning."""
-    global _at_once
+    global _at_once, _is_inside
     try:
-        _at_once = True
+        _at_once = _is_inside = True
         if _signals_received:
             raise Requested
         yield
     finally:
-        _at_once = False
+        _at_once = _is_inside = False
+
+
+def heed() -> None:
+    """Raise ``Requested`` inside ``at_once`` once more where the first one was lost: asyncio logs what its callbacks raise, and goes on."""
+    if _is_inside and _signals_received:
+        raise Requested
 
 
 def _remember(_signal: int, _frame: FrameType | None) -> None:

@@ -264,6 +264,17 @@ def within(name: str) -> Iterator[None]:
         _within = outside
 
 
+@contextmanager
+def outside() -> Iterator[None]:
+    """Report the phases inside this block by their own names, also within ``within``: they belong to the step."""
+    global _within
+    around, _within = _within, ""
+    try:
+        yield
+    finally:
+        _within = around
+
+
 def read_progress(path: Path) -> StageProgress | None:
     """Return the newest report, or None if there is none (yet)."""
     try:

@@ -292,6 +292,39 @@ def test_stopped_and_gone_on_with_it_says_the_same_of_each_step(
     assert all("prompt_reads" in step for step in curve(whole))
 
 
+def test_a_request_to_stop_does_not_wait_for_what_is_sampled_ahead(
+    pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint has the weights that sample in place of the responses, so the next attempt draws the same ones."""
+    whole, cut = (job_in(tmp_path / each, "grpo", pipeline) for each in ("whole", "cut"))
+    expected = run_stage(whole)
+    sample_own, update = LocalEngine.sample_own, policy_update.update
+    updates: list[int] = []
+
+    def endless(self: LocalEngine, *args: Any, on_token: Any, **named: Any) -> Samples:
+        while len(updates) >= 1 and threading.current_thread().name == "sampling ahead":
+            on_token(0, 0)
+            time.sleep(0.01)
+        return sample_own(self, *args, on_token=on_token, **named)
+
+    def updated(*args: Any, **named: Any) -> Any:
+        found = update(*args, **named)
+        updates.append(len(updates))
+        if len(updates) == 2:
+            preemption.request()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(preemption, "_signals_received", 0)
+        patched.setattr(LocalEngine, "sample_own", endless)
+        patched.setattr(policy_optimization, "update", updated)
+        with pytest.raises(preemption.Preempted, match=f"stopped on request after step 2 of {ITERATIONS}"):
+            run_stage(cut)
+    assert run_stage(cut) == expected
+    assert contents(cut.output) == contents(whole.output)
+    assert curve(cut) == curve(whole)
+
+
 def test_what_may_run_beside_the_thread_knows_it(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

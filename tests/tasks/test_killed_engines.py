@@ -26,8 +26,9 @@ SEEDS = (1,)
 """Seeds that draw the moments."""
 
 
-def job_of(pipeline: Any, folder: Path, **rollout: Any) -> StageJob:
-    job: StageJob = pipeline.job("policy", folder=folder, iterations=4, checkpoint_every=1)
+def job_of(pipeline: Any, folder: Path, *, name: str = "policy", **rollout: Any) -> StageJob:
+    changes = {"iterations": 4, "checkpoint_every": 1, "validate_every": 1 if rollout.get("ahead") else 2}
+    job: StageJob = pipeline.job(name, folder=folder, **changes)
     sampling = job.work.rollout.model_copy(update={"engine": "vllm", **rollout})
     return job.model_copy(update={"work": job.work.model_copy(update={"rollout": sampling}), "threads": 1})
 
@@ -99,4 +100,27 @@ def test_servers_that_are_killed_are_started_again(seed: int, pipeline: Any, tmp
     (job.scratch / KILLS).write_text(json.dumps(kills))
     launch(job, folder, "run_with_servers")
     assert sorted((job.scratch / KILLED).read_text().split()) == sorted(each["phase"] for each in kills)
+    assert_the_same(job, whole)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["policy", "value"])
+def test_the_only_server_is_killed_while_it_samples_ahead(
+    name: str, seed: int, pipeline: Any, tmp_path: Path
+) -> None:
+    """It is started again in this attempt, and given the weights from which it sampled; no attempt is lost."""
+    WITH_TORCH.listen()
+    ahead = {"name": name, "servers": 1, "ahead": 1, "request_seconds": 30.0}
+    whole = job_of(pipeline, tmp_path / "whole", **ahead)
+    launch(whole, tmp_path / "whole", "run_with_servers")
+
+    drawn = random.Random(seed)
+    folder = tmp_path / "killed"
+    job = job_of(pipeline, folder, **ahead)
+    kills = [
+        {**moment(drawn, "sampling", most=40), "at": at} for at in sorted(drawn.sample(range(40, 90), 3))
+    ]
+    (job.scratch / KILLS).write_text(json.dumps(kills))
+    launch(job, folder, "run_with_servers")
+    assert (job.scratch / KILLED).read_text().split() == ["sampling"] * len(kills)
     assert_the_same(job, whole)

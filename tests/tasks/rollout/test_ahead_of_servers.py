@@ -13,14 +13,18 @@ from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand, engine_of
 from tests.tasks.rollout.test_vllm_engine import moved, parts
 from vantage.ledger.journal import read
+from vantage.schemas.metric_names import PHASES
 from vantage.schemas.recipe.rollout import Ahead
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.rollout import remote_engine
 from vantage.tasks.rollout.ahead import AheadEngine
+from vantage.tasks.rollout.held_weights import WeightsDiffer
 from vantage.tasks.rollout.remote_engine import EngineUnavailable
 from vantage.tasks.rollout.rollout_models import load_rollout_models
 from vantage.tasks.stages import run_stage
+from vantage.tasks.training import progress
 from vantage.tasks.training.engine_record import engine_metrics, note_ended
+from vantage.tasks.training.phase_seconds import of_process
 from vantage.tasks.training.scratch import JOURNAL
 
 
@@ -193,6 +197,72 @@ def test_a_server_that_loses_the_weights_is_left_out(pipeline: Any, servers: lis
         ahead.begin(prompts, count=2, seed=5)
         with pytest.raises(EngineUnavailable, match="no server of rollout.url has the weights any longer"):
             ahead.generate(prompts, count=2, seed=5)
+
+
+def replaced_by_hand(server: FakeServer, *, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server's weights replaced under the same version after so many more requests."""
+    drawn, asked = server.drawn, len(server.seen.seeds)
+
+    def replacing(body: dict[str, Any]) -> Any:
+        found = drawn(body)
+        if found[0] == asked + after:
+            version = server.version
+            server.overtake()
+            server.version = version
+        return found
+
+    monkeypatch.setattr(server, "drawn", replacing)
+
+
+def test_weights_that_are_pushed_by_hand_while_servers_sample_end_the_stage(
+    pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the version of the policy's, also beside the training, where the next update would have replaced them unseen."""
+    policy, codec, prompts = parts(pipeline)
+    not_used = "does not hold the policy's weights.*what was sampled meanwhile is not used"
+    with AheadEngine(engine_of(policy, codec, servers)) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        with monkeypatch.context() as patched:
+            replaced_by_hand(servers[1], after=2, monkeypatch=patched)
+            ahead.begin(prompts, count=2, seed=4)
+            moved(policy, by=0.05)
+            ahead.take_weights(policy.causal_lm.named_parameters())
+            with pytest.raises(WeightsDiffer, match=not_used):
+                ahead.tensors()
+        ahead.begin(prompts, count=1, seed=5)
+        ahead.tensors()
+    engine = engine_of(policy, codec, servers)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    replaced_by_hand(servers[0], after=2, monkeypatch=monkeypatch)
+    with pytest.raises(WeightsDiffer, match=not_used):
+        engine.generate(prompts, count=2, seed=4)
+
+
+@pytest.mark.parametrize("is_validated", [False, True])
+def test_time_in_which_servers_are_waited_for_is_none_of_another_phase(
+    is_validated: bool, pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first moment on, also where a validation has to wait for the rollout. Then the servers get weights, which is waiting too."""
+    policy, codec, prompts = parts(pipeline)
+    for server in servers:
+        drawn = server.drawn
+        monkeypatch.setattr(server, "drawn", lambda body, drawn=drawn: (time.sleep(0.1), drawn(body))[1])
+    with AheadEngine(engine_of(policy, codec, servers, max_rows=1)) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        of_process.begin()
+        ahead.begin(prompts, count=2, seed=4)
+        progress.phase("updating", 1, 2)
+        moved(policy, by=0.05)
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        if is_validated:
+            with progress.within("validation"):
+                ahead.generate(prompts[:1], count=1, seed=9)
+        ahead.tensors()
+        found = of_process.taken()
+    assert found["seconds_waiting"] > 0.35, "four responses one after the other"
+    assert found["seconds_waiting"] > 0.6 * sum(found[f"seconds_{phase}"] for phase in PHASES) or is_validated
+    assert found["seconds_updating"] < 0.3
+    assert (found["seconds_measuring"] > 0) == is_validated
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.fake_vllm_server import GENERATE, FakeServer
 from tests.support.on_ranks import on_ranks
@@ -18,7 +19,8 @@ from vantage.tasks.rollout import own_servers, remote_engine, vllm_server
 from vantage.tasks.rollout.ahead import AheadEngine
 from vantage.tasks.rollout.remote_engine import RemoteEngine
 from vantage.tasks.rollout.vllm_server import EngineUnavailable, ServerTimedOut, VllmServer
-from vantage.tasks.training import ranks
+from vantage.tasks.training import preemption, ranks
+from vantage.tasks.training.engine_record import engine_metrics, note_ended
 
 
 class Started:
@@ -175,6 +177,91 @@ def test_the_only_server_that_ends_while_it_samples_ahead_gets_the_weights_of_be
     moved(policy, by=0.05)
     ahead.take_weights(policy.causal_lm.named_parameters())
     assert list(folder.iterdir()) == [], "nothing is sampled ahead any longer"
+
+
+@pytest.mark.parametrize("case", ["validated", "a fixed policy"])
+def test_the_only_server_may_end_beside_any_rollout(
+    case: str, pipeline: Any, processes: list[Started], tmp_path: Path
+) -> None:
+    """Its weights are kept as long as rollouts are sampled from them: beside the training after a validation, which has given them,
+    and beside each rollout of a policy that does not train."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 1, settings=Ahead, ahead=1, weights_folder=str(tmp_path))
+    with AheadEngine(engine) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        ahead.begin(prompts, count=1, seed=3)
+        if case == "validated":
+            moved(policy, by=0.05)
+            ahead.take_weights(policy.causal_lm.named_parameters())
+            ahead.generate(prompts[:1], count=1, seed=9)
+        ahead.tensors()
+        ahead.generate(prompts, count=1, seed=3)
+        assert ahead.took_begun
+        expected = by_hand(policy, codec, prompts, count=2, seed=4)
+        server = processes[0].server
+        server.faults.stops_at = len(server.seen.seeds) + 2
+        ahead.begin(prompts, count=2, seed=4)
+        if case == "validated":
+            moved(policy, by=0.05)
+            ahead.take_weights(policy.causal_lm.named_parameters())
+        assert_alike(ahead.generate(prompts, count=2, seed=4), expected)
+        assert ahead.took_begun and starts(processes) == [2]
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+def test_a_request_to_stop_keeps_the_weights_of_what_servers_sample_ahead(
+    pipeline: Any, processes: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of the responses, which the next attempt samples from them."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 1, settings=Ahead, ahead=1)
+    with AheadEngine(engine) as ahead:
+        note_ended(3)
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        expected = by_hand(policy, codec, prompts, count=2, seed=4)
+        processes[0].server.faults.hanging = {2}
+        ahead.begin(prompts, count=2, seed=4)
+        moved(policy, by=0.05)
+        note_ended(4)
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        monkeypatch.setattr(preemption, "_signals_received", 1)
+        begun = time.monotonic()
+        kept = ahead.tensors()
+        assert time.monotonic() - begun < 20, "a request may take 600 s"
+        assert len(kept["lengths"]) == 0
+    monkeypatch.setattr(preemption, "_signals_received", 0)
+    now = {name: each.detach().clone() for name, each in policy.causal_lm.named_parameters()}
+    engine_metrics()
+    resumed = AheadEngine(engine_of(policy, codec, 1, settings=Ahead, ahead=1))
+    resumed.restore(kept)
+    with resumed:
+        resumed.take_weights(policy.causal_lm.named_parameters())
+        assert all(torch.equal(each, now[name]) for name, each in policy.causal_lm.named_parameters())
+        assert_alike(resumed.generate(prompts, count=2, seed=4), expected)
+        assert resumed.took_begun
+        assert engine_metrics()["sampled_iteration"] == 3
+        after = by_hand(policy, codec, prompts, count=1, seed=5)
+        assert_alike(resumed.generate(prompts, count=1, seed=5), after)
+
+
+def test_the_checksums_of_a_server_that_gets_the_weights_of_before_again_are_compared(
+    pipeline: Any, processes: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of any other that gets weights."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, 1, settings=Ahead, ahead=1)
+    compared: list[str] = []
+    compare = engine._checksums.compare
+    monkeypatch.setattr(
+        engine._checksums, "compare", lambda place, ask: (compared.append(place), compare(place, ask))[1]
+    )
+    with AheadEngine(engine) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        processes[0].server.faults.stops_at = 1
+        ahead.begin(prompts, count=1, seed=4)
+        ahead.tensors()
+        assert starts(processes) == [2]
+        assert f" at {processes[0].server.url}" in compared
 
 
 def test_a_server_that_starts_again_while_nobody_waits_any_longer_is_not_waited_for(

@@ -1,10 +1,12 @@
 """Sampling with servers of vLLM, by a server that speaks the same protocol and fails on request."""
 
+import asyncio
 import json
 import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -581,6 +583,39 @@ def test_a_request_to_stop_is_heard_at_once_while_servers_sample(
         asked.join()
         signal.signal(signal.SIGTERM, before)
     assert_alike(engine.generate(prompts, count=2, seed=1), by_hand(policy, codec, prompts, count=2, seed=1))
+
+
+def test_a_request_to_stop_that_a_callback_receives_is_heard_all_the_same(
+    pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives while asyncio runs a callback of a connection: it logs the error, and goes on."""
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, servers)
+    engine.take_weights(policy.causal_lm.named_parameters())
+    servers[0].faults.hanging, servers[1].faults.hanging = {0}, {0}
+    monkeypatch.setattr(preemption, "_signals_received", 0)
+    draw, lost = remote_round.VllmServer.draw, []
+
+    def lose(loop: Any, context: dict[str, Any]) -> None:
+        lost.append(context["exception"])
+
+    async def drawn(self: Any, *args: Any, **named: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lose)
+        loop.call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+        return await draw(self, *args, **named)
+
+    monkeypatch.setattr(remote_round.VllmServer, "draw", drawn)
+    before = signal.getsignal(signal.SIGTERM)
+    preemption.listen()
+    began = time.monotonic()
+    try:
+        with pytest.raises(preemption.Requested), preemption.at_once():
+            engine.generate(prompts, count=2, seed=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert isinstance(lost[0], preemption.Requested)
+    assert time.monotonic() - began < 20, "a server that hangs does so for 60 s"
 
 
 @pytest.mark.slow
