@@ -163,7 +163,7 @@ CASES: dict[int, dict[str, Job]] = {
                 ("an ensemble", CriticHead(ensemble=2)),
             )
         },
-        "moments in 8 bits": of_kind("sft", microbatch_size=3, optimizer_states="8bit"),
+        "moments too small for 8 bits": of_kind("sft", microbatch_size=3, optimizer_states="8bit"),
         "networks and moments in host memory": of_kind(
             "policy", iterations=2, resources=Resources(offload=("reference", "reward", "optimizer"))
         ),

@@ -22,6 +22,7 @@ from tests.tasks.rewards.test_served_scores import (
     question,
     scored,
 )
+from vantage.schemas.metric_names import PHASES
 from vantage.schemas.records.stored_answers import (
     AnsweredBy,
     Asked,
@@ -36,6 +37,7 @@ from vantage.tasks.rewards.answer_file import AnswerFile, answer_file, answers_i
 from vantage.tasks.rewards.answered_scores import AnsweredScores, UnreadableAnswer
 from vantage.tasks.rewards.asking import JudgeRefused, JudgeUnavailable
 from vantage.tasks.training.answer_record import answer_metrics
+from vantage.tasks.training.phase_seconds import of_process
 from vantage.tasks.training.scratch import ANSWERS as KEPT
 from vantage.tasks.training.scratch import BEGUN_ANSWERS, RESUMED_FROM
 
@@ -67,6 +69,21 @@ def until(is_so: Any) -> None:
     while not is_so() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert is_so()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_short_wait_for_a_judge_is_waiting_too(
+    is_begun: bool, server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks for answers now and then counts the time until the first look too."""
+    monkeypatch.setattr(asking, "_LOOK_SECONDS", SECONDS)
+    scores = loaded(tmp_path, server)
+    of_process.begin()
+    if is_begun:
+        scores.begin(CASES[:8])
+    scored(scores, slice(0, 8))
+    found = of_process.taken()
+    assert found["seconds_waiting"] > 0.5 * sum(found[f"seconds_{phase}"] for phase in PHASES)
 
 
 def test_only_answers_whose_scores_are_read_are_the_stages(
