@@ -285,7 +285,9 @@ def test_a_server_is_one_and_the_same_on_the_other_ranks(monkeypatch: pytest.Mon
     monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
     monkeypatch.setattr(ranks, "rank", lambda: 1)
     settings = own_servers.Settings("float32", 8, None, 1.0)
-    servers = own_servers.OwnServers(SimpleNamespace(), Path(), count=2, key="k", settings=settings)  # type: ignore[arg-type]
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_attention_heads=4))
+    policy: Any = SimpleNamespace(causal_lm=SimpleNamespace(config=config))
+    servers = own_servers.OwnServers(policy, Path(), count=2, key="k", settings=settings)
     monkeypatch.setattr(ranks, "agreed_text", lambda text: "http://a http://b")
     first, second = servers.running()
     monkeypatch.setattr(ranks, "agreed_text", lambda text: "http://a http://c")
