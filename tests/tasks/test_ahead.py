@@ -302,7 +302,9 @@ def test_a_request_to_stop_does_not_wait_for_what_is_sampled_ahead(
     updates: list[int] = []
 
     def endless(self: LocalEngine, *args: Any, on_token: Any, **named: Any) -> Samples:
+        deadline = time.monotonic() + 30
         while len(updates) >= 1 and threading.current_thread().name == "sampling ahead":
+            assert time.monotonic() < deadline, "it is waited for"
             on_token(0, 0)
             time.sleep(0.01)
         return sample_own(self, *args, on_token=on_token, **named)
