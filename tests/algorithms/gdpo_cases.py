@@ -1,4 +1,4 @@
-"""A thousand random rollouts with several scores, on which GDPO's advantages are compared with verl's.
+"""Make a thousand random rollouts with several scores, on which GDPO's advantages are compared with verl's.
 
 They are made by Python's own generator of numbers, whose stream is the same in every version, so that a record need not
 hold them.

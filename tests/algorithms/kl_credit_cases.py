@@ -1,4 +1,4 @@
-"""A thousand random rollouts whose reward counts the KL of each token: REINFORCE++ with a baseline, arXiv 2501.03262.
+"""Make a thousand random rollouts whose reward counts the KL of each token: REINFORCE++ with a baseline, arXiv 2501.03262.
 
 They are made by Python's own generator of numbers, whose stream is the same in every version, so that a record need not
 hold them.

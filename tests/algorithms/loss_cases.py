@@ -1,4 +1,4 @@
-"""Every loss with the batch that it is tried on: what the tests of all losses, and their two ranks, run over."""
+"""List every loss with the batch that it is tried on, for the tests of all losses and their two ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""1,000 random cases of log-probabilities on which another library's losses were recorded (``pairs_by_trl.json``)."""
+"""Make 1,000 random cases of log-probabilities on which another library's losses were recorded (``pairs_by_trl.json``)."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""A thousand random minibatches on which our losses are compared with those of other libraries.
+"""Make a thousand random minibatches on which our losses are compared with those of other libraries.
 
 They are made by Python's own generator of numbers, whose stream is the same in every version, so that a record need not
 hold them.

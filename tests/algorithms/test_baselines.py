@@ -1,4 +1,4 @@
-"""Baselines of prompts by hand, against plain loops in float64, and at the limits that the papers name."""
+"""Baselines of prompts equal hand-worked values, plain loops in float64, and the limits that the papers name."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Losses that bound the ratio in other ways than PPO: by hand, and against loops over tokens in float64."""
+"""Losses that bound the ratio in other ways than PPO equal hand-worked values and loops over tokens in float64."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Selection of tokens by covariance: by hand, the draw, and its loss."""
+"""Tokens are selected by their covariance, or drawn between its bounds, as worked out by hand, and the loss acts on these alone."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Critics with several outputs: losses against sums written out, minima against closed forms, calibration by hand."""
+"""Critics with several outputs: losses equal written-out sums, minima equal closed forms, calibration equals a hand-worked one."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How good a critic is: by hand, and against loops over single tokens in plain floats."""
+"""Measures of a critic's quality equal hand-worked values, and loops over single tokens in plain floats."""
 
 import math
 from itertools import combinations

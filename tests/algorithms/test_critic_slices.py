@@ -1,4 +1,4 @@
-"""Each slice against a loop over single tokens."""
+"""The measures of each slice equal those of a loop over single tokens."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""GDPO: each score is normalised within its group, then the weighted sum over the batch."""
+"""GDPO normalises each score within its group, then the weighted sum over the batch."""
 
 import json
 from pathlib import Path

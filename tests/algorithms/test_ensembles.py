@@ -1,4 +1,4 @@
-"""Scores of several models combined, by hand."""
+"""The scores of several models are combined as worked out by hand."""
 
 import pytest
 import torch

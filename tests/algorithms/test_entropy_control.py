@@ -1,4 +1,4 @@
-"""The controller of the entropy coefficient: a few steps by hand, and what it refuses."""
+"""The controller of the entropy coefficient takes the steps that were worked out by hand, and refuses bad settings."""
 
 import math
 

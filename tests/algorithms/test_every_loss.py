@@ -1,4 +1,4 @@
-"""What holds of every loss: what is masked, padded, permuted, split or spread over ranks changes no gradient.
+"""For every loss: what is masked, padded, permuted, split or spread over ranks changes no gradient.
 
 The two-rank test runs this file as a script, once for each rank.
 """

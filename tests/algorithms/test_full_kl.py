@@ -1,4 +1,4 @@
-"""KL over the whole vocabulary, and what the estimates from sampled tokens are in expectation: exact sums."""
+"""KL over the whole vocabulary, and the expectations of its estimates from sampled tokens, equal exact sums."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""When a guard fires, worked by hand."""
+"""Guards fire on hand-worked curves exactly where their bounds are exceeded."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Importance weights: by hand, against arithmetic of our own in NumPy, and against an exact policy gradient."""
+"""Importance weights equal hand-worked values and NumPy arithmetic, and give the exact policy gradient."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""KTO: by hand, by the paper's formula, and as another library."""
+"""The KTO loss equals hand-worked values, the paper's formula, and another library's loss."""
 
 import math
 

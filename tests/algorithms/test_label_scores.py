@@ -1,4 +1,4 @@
-"""Scores from the probabilities of a few answers, by hand."""
+"""Scores from the probabilities of a few answers equal hand-worked values."""
 
 from math import log
 

@@ -1,4 +1,4 @@
-"""The length-controlled win rate beside scikit-learn's logistic regression, and where the answer is known."""
+"""The length-controlled win rate equals that of scikit-learn's logistic regression, and the answer where that is known."""
 
 import numpy as np
 import pytest

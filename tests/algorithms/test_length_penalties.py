@@ -1,4 +1,4 @@
-"""Penalties of length, by hand and against numpy."""
+"""Penalties of length equal hand-worked values and NumPy's."""
 
 from typing import Any
 

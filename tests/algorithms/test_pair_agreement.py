@@ -1,4 +1,4 @@
-"""Agreement of a reward and a judge on pairs: scipy's statistics, a loop over pairs, and resampled prompts."""
+"""The agreement of a reward and a judge on pairs equals scipy's statistics, a loop over pairs, and resampled prompts."""
 
 import math
 

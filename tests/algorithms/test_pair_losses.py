@@ -1,4 +1,4 @@
-"""IPO, label smoothing, length-normalised DPO, SimPO and ORPO: by hand, by the papers' formulas, and as another library."""
+"""IPO, label smoothing, length-normalised DPO, SimPO and ORPO equal hand-worked values, the papers' formulas, and another library."""
 
 import math
 from collections.abc import Callable

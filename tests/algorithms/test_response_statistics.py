@@ -1,4 +1,4 @@
-"""pass@k against every choice of k responses, and distinct n-grams counted by hand."""
+"""pass@k equals the mean over every choice of k responses; distinct n-grams are counted by hand."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Running moments of scores, and scores scaled by them."""
+"""Running moments of scores, and the scores that are scaled by them, are right."""
 
 import json
 import math

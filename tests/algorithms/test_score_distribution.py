@@ -1,4 +1,4 @@
-"""Quantiles and distances of score distributions, against scipy and by hand."""
+"""Quantiles and distances of score distributions equal scipy's and hand-worked values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Verdicts of a judge that saw both orders, against a table by hand."""
+"""The verdicts of a judge that saw both orders equal a table that was written by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Advantages that look only so many tokens ahead: truncated GAE and n-step returns (PPO eq. 10-11)."""
+"""Advantages that look a limited number of tokens ahead are right: truncated GAE and n-step returns (PPO eq. 10-11)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Standard errors over clusters: by hand, against numpy, and against the true spread of a simulation."""
+"""Standard errors over clusters equal hand-worked values, NumPy's, and the true spread of a simulation."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Adapters in an estimate: their number against peft's own, and what a stage holds beside its one base."""
+"""An estimate counts adapters as peft does, and what a stage holds beside its one base."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Questions to judges and reward servers in an estimate, counted by hand."""
+"""An estimate counts questions to judges and reward servers as they are counted by hand."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""The bytes of a checkpoint, against the weights that torch counts in the built-in model."""
+"""The estimated bytes of a checkpoint equal the weights that torch counts in the built-in model."""
 
 import pytest
 from transformers import LlamaForCausalLM

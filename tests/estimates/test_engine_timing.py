@@ -1,4 +1,4 @@
-"""vLLM's sampling time: one shape by hand, its bounds, and what a recipe's estimate makes of it."""
+"""The estimate of vLLM's sampling time equals one hand-worked shape, keeps its bounds, and enters a recipe's estimate."""
 
 from dataclasses import replace
 from typing import Literal

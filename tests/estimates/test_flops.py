@@ -1,4 +1,4 @@
-"""FLOPs: published totals, a hand-worked model, and PyTorch's own counter."""
+"""FLOPs equal published totals, a hand-worked model, and PyTorch's own counter."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Layouts: sharding as ZeRO published it, and the fewest GPUs for a model of 7 billion weights by hand."""
+"""Layouts shard as ZeRO published it, and the fewest GPUs for a model of 7 billion weights equal those worked out by hand."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Bytes: numbers of the literature by hand, and what PyTorch really keeps for the backward pass."""
+"""Bytes equal numbers of the literature by hand, and what PyTorch really keeps for the backward pass."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Numbers of weights: those of transformers' own models, and those that were published."""
+"""Numbers of weights equal those of transformers' own models, and published ones."""
 
 import json
 from pathlib import Path

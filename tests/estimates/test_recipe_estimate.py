@@ -1,4 +1,4 @@
-"""The estimate of whole recipes: every kind of stage, what its numbers rest on, and the command."""
+"""The estimate of whole recipes has every kind of stage, names what its numbers rest on, and is printed by the command."""
 
 import json
 import random

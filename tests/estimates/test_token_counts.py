@@ -1,4 +1,4 @@
-"""Rows and lengths of datasets, against files whose rows and tokens are counted by hand."""
+"""Rows and lengths of datasets equal those of files that are counted by hand."""
 
 import gzip
 import itertools

@@ -1,4 +1,4 @@
-"""How often a policy is measured while it trains, counted one iteration after the other."""
+"""The number of validations of a policy equals that of a count one iteration after the other."""
 
 from itertools import product
 from types import SimpleNamespace

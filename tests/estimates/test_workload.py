@@ -1,4 +1,4 @@
-"""Rows that a rank computes side by side."""
+"""A rank computes the right number of rows side by side."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Small models and tokenizers that the tests of `models` share."""
+"""Make small models and tokenizers that the tests of `models` share."""
 
 from pathlib import Path
 

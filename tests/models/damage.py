@@ -1,4 +1,4 @@
-"""Damage to a Hugging Face folder: by hand, each with what is said of it, and at random, by a number."""
+"""Damage a Hugging Face folder: by hand, each with the message about it, and at random, by a number."""
 
 import json
 import random

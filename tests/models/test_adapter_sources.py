@@ -1,4 +1,4 @@
-"""A recipe whose model is somebody's adapter: named with its base, merged when it is imported, and refused otherwise."""
+"""A recipe whose model is somebody's adapter is named with its base and merged when it is imported; others are refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Adapters: where they begin, what they compute by hand and by peft itself, what they share, and what is refused."""
+"""Adapters equal hand-worked values and peft's, share the weights of one base, and are refused where they do not fit."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Compiled layers beside the same layers as they are written."""
+"""Compiled layers compute what the same layers compute as they are written."""
 
 import copy
 from collections.abc import Callable

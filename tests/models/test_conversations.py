@@ -1,4 +1,4 @@
-"""Conversations of several turns, held token by token against the whole text that the template makes."""
+"""Conversations of several turns equal, token by token, the whole text that the template makes."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Heads with several outputs: where they begin, what a critic's folder records, and which critics are refused."""
+"""Heads with several outputs begin as their form demands, a critic's folder records the form, and other forms are refused."""
 
 import json
 from pathlib import Path

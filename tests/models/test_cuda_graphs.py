@@ -1,4 +1,4 @@
-"""What a capture asks of the GPU, with a GPU that only writes it down."""
+"""A capture calls the GPU in the right order; the GPU is a stand-in that only records its calls."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The rule by which sharded weights stay gathered while responses are sampled."""
+"""Sharded weights stay gathered while responses are sampled, if as much memory again is free."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The cache with room says what transformers' own says, and copies far less."""
+"""The cache with spare room gives what transformers' own gives, and copies far less."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""How wide a model is, told by its files alone."""
+"""The width of a model is known from its files alone."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Sequences side by side in a row: which go together, and that none sees another."""
+"""Sequences are put side by side in rows where they fit together, and none sees another."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which row of an embedding may stay as it is: that of a token which stands in no text."""
+"""Only the row of an embedding whose token stands in no text may stay as it is."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Sequences in parts, and prompts read once for all their responses: what every family finds is what it finds alone."""
+"""Sequences in parts, and prompts that are read once for all their responses, give what each gives alone, in every family."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Counts of passes, of a thread and of another one that worked for it."""
+"""Counts of passes include those of another thread that worked for this one."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""The date that a chat template is given, whatever clock, zone and locale the machine has."""
+"""A chat template is given the recipe's date, whatever clock, zone and locale the machine has."""
 
 from datetime import UTC, date, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Templates in the manner of published ones: what is learnt has the ids of the template's own text, or is refused.
+"""With templates like published ones, what is learnt has the ids of the template's own text, or is refused.
 
 The expected ids are those of the tokenizer's own rendering of the messages as a server would be given them.
 """

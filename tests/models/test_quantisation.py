@@ -1,4 +1,4 @@
-"""Weights in 4 bits: the grid of the paper, the same bits as when held in float32, and what is refused."""
+"""Weights in 4 bits are rounded as the paper says, and compute the same bits as when they are held in float32."""
 
 import shutil
 import sys

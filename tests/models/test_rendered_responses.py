@@ -1,4 +1,4 @@
-"""Responses held token by token against the chat template's own text of the whole conversation."""
+"""Responses equal, token by token, the chat template's own text of the whole conversation."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Steps that a GPU replays, on a CPU: the same code without the capture, against the plain loop."""
+"""Steps that a GPU replays are tested on a CPU: the same code without the capture gives what the plain loop gives."""
 
 import gc
 import logging

@@ -1,4 +1,4 @@
-"""Reward models that were trained elsewhere: a classifier of transformers becomes a reward model of Vantage with the same scores."""
+"""A classifier of transformers that was trained elsewhere becomes a reward model of Vantage with the same scores."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A cache at fixed addresses, against plain indexing."""
+"""A cache at fixed addresses gives what plain indexing gives."""
 
 import pytest
 import torch

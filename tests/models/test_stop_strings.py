@@ -1,4 +1,4 @@
-"""Stop strings beside decoding everything after each token, and beside transformers' own criteria."""
+"""Stop strings end a response where decoding after each token does, and where transformers' own criteria do."""
 
 import random
 from collections.abc import Sequence

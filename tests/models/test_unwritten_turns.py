@@ -1,4 +1,4 @@
-"""Parts of earlier turns that a chat template leaves out, on templates whose text is known."""
+"""Parts of earlier turns that a chat template leaves out are found, on templates whose text is known."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Recipes made at random, each the same for the same number: bytes, overrides and values that follow the schema."""
+"""Make recipes at random, each the same for the same number: bytes, overrides and values that follow the schema."""
 
 import random
 import re

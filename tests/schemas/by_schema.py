@@ -1,4 +1,4 @@
-"""The loader's word beside the JSON schema's, for every recipe and sweep that a test of ``tests/schemas`` loads.
+"""Compare the loader with the JSON schema, for every recipe and sweep that a test of ``tests/schemas`` loads.
 
 What the loader takes, the schema takes. What it refuses for one field by itself (its type, its range, an unknown or missing
 key), the schema refuses. What it refuses for another reason, no schema has to know; ``RULES`` and ``NO_FIELDS`` name these.

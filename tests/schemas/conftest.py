@@ -1,4 +1,4 @@
-"""A small recipe of every stage kind, as text with known lines and as a plain mapping."""
+"""Make a small recipe of every stage kind, as text with known lines and as a plain mapping."""
 
 import copy
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Diagnoses of critics for tests, written out by hand."""
+"""Write out diagnoses of critics by hand, for tests."""
 
 from typing import Any
 

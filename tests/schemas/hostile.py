@@ -1,4 +1,4 @@
-"""Texts, overrides and paths that a recipe's loader has to refuse, each with what its refusal says."""
+"""List texts, overrides and paths that a recipe's loader has to refuse, each with the message of its refusal."""
 
 import os
 from collections.abc import Callable

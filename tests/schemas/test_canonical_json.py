@@ -1,4 +1,4 @@
-"""One text for one JSON value."""
+"""One JSON value has one text."""
 
 import math
 from typing import Any

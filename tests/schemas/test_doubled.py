@@ -1,4 +1,4 @@
-"""Texts that occur more than once are found as by hand, in linear time."""
+"""Texts that occur more than once are found in linear time, as they are by hand."""
 
 from vantage.schemas.doubled import doubled
 

@@ -1,4 +1,4 @@
-"""All that is wrong is told in one go: fields and the rules over them, presets' switches, every arm of a sweep."""
+"""All mistakes are reported at once: fields and the rules over them, presets' switches, every arm of a sweep."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every setting of a recipe is read by something: one that nothing reads is a promise that nobody keeps."""
+"""Every setting of a recipe is read by some code, so that none is without effect."""
 
 import ast
 import functools

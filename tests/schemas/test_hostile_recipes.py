@@ -1,4 +1,4 @@
-"""The loader is total: whatever it is given, it ends soon, with a recipe or with its own list of problems."""
+"""Whatever the loader is given, it ends soon, with a recipe or with its own list of problems."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When keys are valid: moments of a policy, and the edges of a period."""
+"""Keys are valid at the right moments of a policy, to the edges of a period."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

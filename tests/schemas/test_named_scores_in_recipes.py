@@ -1,4 +1,4 @@
-"""Terms with named scores in recipes: what loads, what is refused, and what the dry run of a verifier is given to check."""
+"""Terms with named scores load or are refused by rule, and the dry run of a verifier gets what it has to check."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""How a mistake is told."""
+"""A mistake is described with its place, rule and remedy."""
 
 from vantage.schemas.problems import (
     Problem,

@@ -1,4 +1,4 @@
-"""Secrets and control characters in text on its way out."""
+"""Secrets and control characters are removed from text before it is shown."""
 
 import json
 

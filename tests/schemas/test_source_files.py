@@ -1,4 +1,4 @@
-"""Files from outside: of any size, of any kind, and replaced at any moment."""
+"""Files from outside are read whatever their size and kind, and although they may be replaced at any moment."""
 
 import hashlib
 import os

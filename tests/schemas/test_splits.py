@@ -1,4 +1,4 @@
-"""What is held out is one pair of shares for all datasets of a recipe, or the recipe is refused."""
+"""All datasets of a recipe share one pair of held-out shares, or the recipe is refused."""
 
 from typing import Any
 

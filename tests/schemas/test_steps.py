@@ -1,4 +1,4 @@
-"""Which steps a recipe has, what each reads, and in what order they can run."""
+"""A recipe has the right steps, each reads the right inputs, and they are ordered so that they can run."""
 
 from collections import Counter
 from pathlib import Path

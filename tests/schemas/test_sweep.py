@@ -1,4 +1,4 @@
-"""From a sweep's file to the recipe of every run, and every mistake on the way, by its message."""
+"""A sweep's file becomes the recipe of every run, or every mistake on the way gets its message."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows that can be used, and a report of those that cannot, on tables written by hand."""
+"""Usable rows are kept, and a report describes the others, on tables that are written by hand."""
 
 import math
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Adapters in a recipe: inherited from the model, refused where they cannot go on, and in the keys of no older recipe."""
+"""Adapters in a recipe are inherited from the model, refused where they cannot go on, and in the keys of no older recipe."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Mixtures of switches that a source warns against: each sentence appears for its cause and for nothing else."""
+"""Mixtures of switches that a source warns against give a warning: each sentence appears for its cause and for nothing else."""
 
 from typing import Any, get_args
 

@@ -1,4 +1,4 @@
-"""Benchmarks in a recipe: the step that imports one, its key, and what is refused when the recipe is loaded."""
+"""Benchmarks in a recipe have a step that imports them, with a key; wrong ones are refused when the recipe is loaded."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the loader reports of broken recipes, held against what it reported when the file was written."""
+"""The loader reports of broken recipes what it reported when the file was written."""
 
 import json
 from typing import Any

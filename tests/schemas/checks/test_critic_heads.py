@@ -1,4 +1,4 @@
-"""The form of a critic in a whole recipe: inherited, compared, and refused where nothing reads it."""
+"""The form of a critic in a whole recipe is inherited, compared, and refused where nothing reads it."""
 
 from tests.support.every import every
 from vantage.schemas.loading.recipe_file import parse_recipe

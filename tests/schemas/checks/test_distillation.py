@@ -1,4 +1,4 @@
-"""Recipes with a distillation: what they read, what is refused, and that the teacher is part of the key."""
+"""Recipes with a distillation read the right inputs, are refused where they are wrong, and have the teacher in the key."""
 
 from typing import Any
 

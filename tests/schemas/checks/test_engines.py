@@ -1,4 +1,4 @@
-"""``rollout.engine``: what vLLM cannot sample yet is refused by name, and the loop changes no key."""
+"""``rollout.engine``: what vLLM cannot sample is refused by name, and the loop changes no key."""
 
 import importlib.util
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gates on few prompts are warned of before anything runs: the rule, by hand."""
+"""Gates on few prompts give a warning before anything runs, by a rule that is worked out by hand."""
 
 from pathlib import Path
 from typing import Any

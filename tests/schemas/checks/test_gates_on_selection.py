@@ -1,4 +1,4 @@
-"""A gate judges what chose nothing: not the validation rows that picked the best checkpoint."""
+"""No gate judges the validation rows that picked the best checkpoint."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Guards as a recipe writes them: what is refused, and what enters the key of the stage."""
+"""Guards in a recipe are refused where they are wrong, and enter the key of their stage where they change it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test sets, and datasets that are kept apart from others' held-out prompts: steps, keys, and what is refused."""
+"""Test sets, and datasets that are kept apart from others' held-out prompts, have steps and keys; wrong ones are refused."""
 
 from typing import Any
 

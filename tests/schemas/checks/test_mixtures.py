@@ -1,4 +1,4 @@
-"""Mixtures of datasets in a recipe: which steps they make, and what is refused."""
+"""Mixtures of datasets in a recipe make the right steps, and wrong ones are refused."""
 
 from pathlib import Path
 from typing import Any

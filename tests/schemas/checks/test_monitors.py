@@ -1,4 +1,4 @@
-"""Monitors of a policy stage in a recipe: which are refused, and what enters the stage's key."""
+"""Monitors of a policy stage in a recipe are refused where they are wrong, and enter the stage's key."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Names that mean nothing, or something of the wrong kind; and stages that wait for one another."""
+"""Names that mean nothing, or something of the wrong kind, are refused; so are stages that wait for one another."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Models beside the recipe's own: the steps that import them, where they may be named, and what is refused."""
+"""Models beside the recipe's own have steps that import them, may be named in the right places, and are refused elsewhere."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A recipe's own verifiers: what loads, what is refused and where, which steps read them, and what is in whose key."""
+"""A recipe's own verifiers load or are refused at their place, are read by the right steps, and enter the right keys."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A stage whose artifact is a dataset: who may name it, what waits for it, and what it may be called."""
+"""The dataset that a stage makes can be named by the right stages, which wait for it, and by no taken name."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Datasets selected from collected responses: how they are written, what reads them, and what is refused."""
+"""Datasets selected from collected responses are written, read by the right stages, and refused where they are wrong."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reward models of another family in recipes: what a stage may start from, what a term may name, and which keys depend on it."""
+"""Reward models of another family: stages may start from them, terms may name them, and the right keys depend on them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Two servers of one stage with equal questions: one of them would get the scores of the other."""
+"""Two servers of one stage that would be asked equal questions are refused: one of them would get the scores of the other."""
 
 from itertools import combinations
 from typing import Any

@@ -1,4 +1,4 @@
-"""A switch that nothing reads is told, and one that something reads is not."""
+"""A switch that a recipe sets and nothing reads gives a warning, and one that something reads gives none."""
 
 from typing import Any, get_args
 

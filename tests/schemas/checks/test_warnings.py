@@ -1,4 +1,4 @@
-"""What is allowed but warned against: each warning appears for its cause and for nothing else.
+"""What is allowed but unwise gives a warning: each appears for its cause and for nothing else.
 
 What a policy stage's switches are warned of is in test_algorithm_cautions.py.
 """

@@ -1,4 +1,4 @@
-"""A watch as a recipe writes it: its names, what is refused, what a stage reads and what enters its key."""
+"""A watch in a recipe is refused where it is wrong, is read by its stage, and enters the stage's key."""
 
 from pathlib import Path
 from typing import Any

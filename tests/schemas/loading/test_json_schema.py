@@ -1,4 +1,4 @@
-"""The JSON schema of recipes: accepts what loads, refuses what a field alone makes wrong, describes every field.
+"""The JSON schema of recipes accepts what loads, refuses what a field alone makes wrong, and describes every field.
 
 Beside what stands here, ``by_schema.watch`` compares schema and loader for every recipe that any test of this folder loads.
 """

@@ -1,4 +1,4 @@
-"""Numbers that a database turns into integers which no JSON reader takes: refused when new, read when recorded."""
+"""Numbers that a database turns into integers which no JSON reader takes are refused when new, and read when recorded."""
 
 import json
 from typing import Any

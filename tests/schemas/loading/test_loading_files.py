@@ -1,4 +1,4 @@
-"""Files that a recipe is read from, and those that it names: what is found, and what is said of what is not."""
+"""The loader finds the files of a recipe and those that it names, and a message describes each that is missing or unfit."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where an override's value goes, and which overrides find no place."""
+"""An override's value goes to its place in the recipe, and an override without a place is refused."""
 
 from typing import Any
 

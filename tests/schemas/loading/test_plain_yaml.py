@@ -1,4 +1,4 @@
-"""The strict reading of YAML: what becomes of values, and what is refused in which line."""
+"""The strict reader of YAML gives plain values, and refuses the rest with the line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From a recipe's text to a ``Recipe``, and every mistake a person makes on the way, by its message."""
+"""A recipe's text becomes a ``Recipe``, or every mistake that a person makes on the way gets its message."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Iterative DPO: rounds that the loader writes out as stages, and recipes that are refused."""
+"""The loader writes out the rounds of iterative DPO as stages, and refuses wrong ones."""
 
 from pathlib import Path
 

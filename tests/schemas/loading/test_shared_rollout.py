@@ -1,4 +1,4 @@
-"""A ``rollout`` for the whole recipe: what its stages inherit, and which place a wrong one is reported at."""
+"""Stages inherit a ``rollout`` of the whole recipe, and a wrong one is reported at its place."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The presets as their papers have them: the table is written out here once more, by hand, row by row."""
+"""The presets are those of their papers: the table is written out here once more, by hand, row by row."""
 
 from typing import Any, NamedTuple, get_args
 

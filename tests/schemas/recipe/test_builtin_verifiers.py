@@ -1,4 +1,4 @@
-"""Built-in verifiers in a recipe: which class a source selects, what is refused, and what is in the key."""
+"""The source of a built-in verifier selects its class; wrong settings are refused, and the right ones enter the key."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gates that extend their stage, and training states that are kept: what a recipe may ask for, and what enters a key."""
+"""Gates that extend their stage, and training states that are kept, are accepted or refused by rule, and enter the right keys."""
 
 import pytest
 

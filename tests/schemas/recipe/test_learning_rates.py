@@ -1,4 +1,4 @@
-"""Learning rates that a recipe leaves open: the rule by hand, and that it is written out."""
+"""Learning rates that a recipe leaves open follow a hand-worked rule, and are written out."""
 
 from pathlib import Path
 

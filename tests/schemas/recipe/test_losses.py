@@ -1,4 +1,4 @@
-"""Combinations of the switches of ``vantage.schemas.recipe.losses`` that are refused, and their nearest relatives that are not."""
+"""Wrong combinations of the switches of ``vantage.schemas.recipe.losses`` are refused, and the nearest right ones are not."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which addresses of messages a recipe may name: none, but variables that hold them."""
+"""A recipe names no address of a message, only environment variables that hold one."""
 
 import pytest
 

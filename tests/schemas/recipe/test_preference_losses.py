@@ -1,4 +1,4 @@
-"""The switches of losses on pairs and of KTO: what is refused with its remedy, what is warned of, and what is in a stage's key."""
+"""Switches of losses on pairs and of KTO are refused with a remedy or warned of by rule, and enter the stage's key."""
 
 import re
 from typing import Any

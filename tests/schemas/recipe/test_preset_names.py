@@ -1,4 +1,4 @@
-"""No stage, formula or check asks for a preset's name: outside schemas/recipe/presets.py, and the class that reads it, there are only switches."""
+"""No stage, formula or check compares a preset's name; only schemas/recipe/presets.py and the class that reads it do."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Any preset is an override of the quickstart: the README says so."""
+"""Any preset can be an override of the quickstart, as the README promises."""
 
 from typing import get_args
 

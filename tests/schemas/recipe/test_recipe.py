@@ -1,4 +1,4 @@
-"""What a recipe's fields accept, refuse and default to."""
+"""A recipe's fields accept, refuse and default to what they document."""
 
 import copy
 from typing import Any

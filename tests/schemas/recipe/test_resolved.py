@@ -1,4 +1,4 @@
-"""What runs has the fields of what is written, in their order, with nothing left open."""
+"""The resolved recipe has the fields of the written one, in their order, with nothing left open."""
 
 import types
 from typing import Union, get_args, get_origin

@@ -1,4 +1,4 @@
-"""Terms that servers score: what a recipe may say of them, and what of it is in a stage's key."""
+"""Terms that servers score: what a recipe may contain, and what of it is in a stage's key."""
 
 from itertools import permutations
 from typing import Any

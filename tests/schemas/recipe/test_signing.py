@@ -1,4 +1,4 @@
-"""``sign:`` of a recipe: one place for a key, and nothing changes for recipes without it."""
+"""``sign:`` of a recipe names one place for a key, and changes nothing for recipes without it."""
 
 import hashlib
 from pathlib import Path

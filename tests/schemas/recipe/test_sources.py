@@ -1,4 +1,4 @@
-"""A source's text is read in one place, into a value that says it again."""
+"""A source's text is read in one place, into a value that gives the same text again."""
 
 import re
 from pathlib import Path

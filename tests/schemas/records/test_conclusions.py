@@ -1,4 +1,4 @@
-"""The effects of evaluations, alarms and the conclusion of a run, against numbers worked out by hand."""
+"""The effects of evaluations, the alarms and the conclusion of a run equal numbers that are worked out by hand."""
 
 import pytest
 

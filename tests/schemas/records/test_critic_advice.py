@@ -1,4 +1,4 @@
-"""Each rule of what to do about a critic: when it speaks, what it says, and when it is silent."""
+"""Each rule of advice about a critic applies where it should, gives its sentence, and is silent elsewhere."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Warnings that need an interval: a reward model like a coin, and a score that rose while the accuracy fell."""
+"""Warnings that need an interval appear: a reward model like a coin, and a score that rose while the accuracy fell."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The facts of an attempt: each row has its reader, and the documentation is printed from the rows."""
+"""Each fact of an attempt has its reader, and the documentation is printed from the rows."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a person is told of a stage beside its gates, on metrics written by hand."""
+"""Warnings about a stage beside its gates appear, on metrics that are written by hand."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The table of metrics, and the page that is printed from it."""
+"""The table of metrics is complete, and the page that is printed from it is up to date."""
 
 from pathlib import Path
 

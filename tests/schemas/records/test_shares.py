@@ -1,4 +1,4 @@
-"""Which metrics are shares, read off what their names say: each has the interval of a share."""
+"""Metrics that are shares by their description have the interval of a share."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The stage key: what changes it, what does not, and how a change is told."""
+"""The stage key changes with what makes results, with nothing else, and a change of it is explained."""
 
 import hashlib
 import types

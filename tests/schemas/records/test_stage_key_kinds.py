@@ -1,4 +1,4 @@
-"""The key kind by kind: switches, returns, judges, and data that a stage collected."""
+"""The key of each kind of stage depends on its switches, returns, judges, and data that a stage collected."""
 
 import hashlib
 from dataclasses import replace

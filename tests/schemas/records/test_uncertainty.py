@@ -1,4 +1,4 @@
-"""Intervals of metrics: against scipy and statsmodels' textbook numbers, and by how often they hold the truth."""
+"""Intervals of metrics equal scipy's and statsmodels' textbook numbers, and contain the truth as often as they promise."""
 
 import math
 
