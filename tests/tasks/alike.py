@@ -1,4 +1,4 @@
-"""Metrics and weights of two computations that differ by rounding."""
+"""Compare metrics and weights of two computations that differ by rounding."""
 
 from collections.abc import Mapping
 

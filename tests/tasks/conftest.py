@@ -1,4 +1,4 @@
-"""A small pipeline, run stage by stage in this process, for the tests of the stages."""
+"""Run a small pipeline stage by stage in this process, for the tests of the stages."""
 
 import shutil
 import tempfile

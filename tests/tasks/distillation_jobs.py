@@ -1,4 +1,4 @@
-"""Jobs of on-policy distillation, for tests: the trained model teaches the one that it came from."""
+"""Make jobs of on-policy distillation for tests: the trained model teaches the one that it came from."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the runs of ``golden_runs`` made, and the inputs that they read."""
+"""Read what the runs of ``golden_runs`` made, and the inputs that they read."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Small runs of every kind of stage, whose results ``tests/attempts/golden_digests.json`` keeps.
+"""List small runs of every kind of stage, whose results ``tests/attempts/golden_digests.json`` keeps.
 
 Their inputs differ in everything (``unequal_inputs``), and one prompt of each dataset has several rows with other answers.
 """

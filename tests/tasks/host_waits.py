@@ -1,4 +1,4 @@
-"""Where a program waits for its device: counted on a CPU, where each of these costs nothing, as a GPU would have to wait.
+"""Count where a program waits for its device: on a CPU, where each of these costs nothing, as a GPU would have to wait.
 
 A number that Python reads, and a tensor whose shape depends on what others hold, are known only when all that was started
 before is done; a GPU has nothing to do then until Python has started more.

@@ -1,4 +1,4 @@
-"""A stage that is killed in a step, and run again: what the tests of several stages do."""
+"""Kill a stage in a step, and run it again, for the tests of several stages."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A memory meter for tests: the bytes of all tensors that a thread has made and that are alive, on a CPU."""
+"""Meter memory for tests: the bytes of all tensors that a thread has made and that are alive, on a CPU."""
 
 import weakref
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the models of a stage are given to read, as transformers sees it, sampling left out."""
+"""Record what the models of a stage are given to read, as transformers sees it, sampling left out."""
 
 from dataclasses import dataclass
 from functools import wraps

@@ -1,4 +1,4 @@
-"""Critics that predict quantiles or are an ensemble, in float64 and token by token: a part of the oracles of whole stages."""
+"""Compute critics that predict quantiles or are an ensemble, in float64 and token by token: a part of the oracles of whole stages."""
 
 import hashlib
 from collections.abc import Sequence

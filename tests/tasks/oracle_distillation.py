@@ -1,4 +1,4 @@
-"""A whole distillation in float64, written from the formulas alone: see ``oracle_stages``."""
+"""Compute a whole distillation in float64, written from the formulas alone: see ``oracle_stages``."""
 
 import torch
 from torch import Tensor

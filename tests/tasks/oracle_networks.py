@@ -1,4 +1,4 @@
-"""What networks say, in float64 and without any code of ours: the parts of the oracles of whole stages.
+"""Compute the outputs of networks in float64, without any code of ours: the parts of the oracles of whole stages.
 
 A response is a plain list of ids, and what is said of it a tensor of its own length: there is no padding and no mask.
 """

@@ -1,4 +1,4 @@
-"""One whole stage of policy optimisation in float64, written from the formulas alone: no code of ours but the random streams.
+"""Compute one whole stage of policy optimisation in float64, written from the formulas alone: no code of ours but the random streams.
 
 Lists hold one tensor for each response; nothing is padded or masked, and every sum over time is written out.
 """

@@ -1,4 +1,4 @@
-"""The stages ``dpo`` and ``kto`` once more, from full logits in float64: every loss, one response at a time."""
+"""Compute the stages ``dpo`` and ``kto`` once more, from full logits in float64: every loss, one response at a time."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What is sampled, what it is worth, and which policy is kept: what the oracles of several stages share."""
+"""Compute what is sampled, its scores, and which policy is kept, for the oracles of several stages."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Whole stages beside policy optimisation in float64, written from the formulas alone: see ``oracle_policy``."""
+"""Compute whole stages beside policy optimisation in float64, written from the formulas alone: see ``oracle_policy``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

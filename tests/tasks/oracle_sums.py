@@ -1,4 +1,4 @@
-"""Sums and networks that the stage in float64 is made of: advantages of a critic, means of steps, and a shared trunk."""
+"""Compute sums and networks of the stage in float64: advantages of a critic, means of steps, and a shared trunk."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A reward model of another family than the small pipeline's policy, and its scores by transformers alone."""
+"""Make a reward model of another family than the small pipeline's policy, and compute its scores by transformers alone."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stages of the small pipeline with a reward of verifiers that a test writes."""
+"""Make stages of the small pipeline with a reward of verifiers that a test writes."""
 
 from collections.abc import Callable
 from pathlib import Path

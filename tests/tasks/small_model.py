@@ -1,4 +1,4 @@
-"""A Llama of two narrow layers that knows the characters of the built-in models: a stage takes a third of its time with ``tiny``."""
+"""Make a Llama of two narrow layers that knows the characters of the built-in models: a stage takes a third of its time with ``tiny``."""
 
 from pathlib import Path
 

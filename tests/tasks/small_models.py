@@ -1,4 +1,4 @@
-"""The models of a rollout, loaded for a test on the CPU, by what the job's inputs hold."""
+"""Load the models of a rollout for a test on the CPU, by what the job's inputs hold."""
 
 from pathlib import Path
 

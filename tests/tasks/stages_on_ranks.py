@@ -1,4 +1,4 @@
-"""Stages on several ranks, as one process of a test starts them:
+"""Run stages on several ranks, as one process of a test starts them:
 
     WITH_TORCH.run_main("tests.tasks.stages_on_ranks", WORLD_SIZE, JOBS, STRATEGY, EPS, MEMORY)
 

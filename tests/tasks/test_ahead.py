@@ -1,4 +1,4 @@
-"""Rollouts that are sampled while the ones before train: by which weights, weighted by what, and always with the same bits."""
+"""Rollouts are sampled while the ones before train: by the right weights, with the right importance, and always with the same bits."""
 
 import hashlib
 import threading

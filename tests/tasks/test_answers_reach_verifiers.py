@@ -1,4 +1,4 @@
-"""A verifier that needs the row's answer, in every stage that asks one: each response is paid by its own prompt's answer."""
+"""In every stage that asks a verifier, each response is judged with the answer of its own prompt's row."""
 
 import json
 from pathlib import Path

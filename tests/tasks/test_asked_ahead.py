@@ -1,4 +1,4 @@
-"""Judges and verifiers are asked about a rollout that is sampled ahead while the one before trains; what comes of it is the same."""
+"""Judges and verifiers are asked about a rollout that is sampled ahead while the one before trains; the results are the same."""
 
 import threading
 import time

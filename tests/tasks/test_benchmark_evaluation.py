@@ -1,4 +1,4 @@
-"""A policy on lm-eval's tasks from local files: the numbers that transformers gives, and what is refused."""
+"""A policy on lm-eval's tasks from local files gets the numbers that transformers gives; wrong settings are refused."""
 
 import json
 import math

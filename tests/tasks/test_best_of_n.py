@@ -1,4 +1,4 @@
-"""Best of n: what is kept, what is learnt from it, that it learns, and that a kill leaves no trace."""
+"""Best of n keeps the right responses and learns from them, and a kill leaves no trace."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""EVPO as a stage: a critic that goes blind in mid-run is left out at once, and counts again once it sees."""
+"""EVPO leaves a critic that goes blind in mid-run out at once, and counts it again once it sees."""
 
 import logging
 from pathlib import Path

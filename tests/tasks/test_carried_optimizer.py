@@ -1,4 +1,4 @@
-"""A critic's optimiser that goes along from its pretraining: the state of the kept critic, and a policy stage that goes on."""
+"""A critic's optimiser goes along from its pretraining: the state of the kept critic, with which a policy stage goes on."""
 
 from pathlib import Path
 from typing import Any

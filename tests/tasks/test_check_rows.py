@@ -1,4 +1,4 @@
-"""The check before any training: which rows no stage can use, found with the model's template and limits."""
+"""The check before any training finds the rows that no stage can use, with the model's template and limits."""
 
 import json
 from pathlib import Path

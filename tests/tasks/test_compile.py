@@ -1,4 +1,4 @@
-"""Stages whose layers are compiled, beside the same stages whose layers run as they are written."""
+"""Stages whose layers are compiled give what the same stages give when their layers run as they are written."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Fine-tuning on conversations, against transformers' own account of which tokens are the assistant's."""
+"""Fine-tuning on conversations trains the tokens that transformers itself counts as the assistant's."""
 
 from pathlib import Path
 from typing import Any

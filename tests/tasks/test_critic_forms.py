@@ -1,4 +1,4 @@
-"""Critics with several outputs, and frozen ones, from their pretraining to a policy: measures, gates, resume, adapters."""
+"""Critics with several outputs, and frozen ones, go from their pretraining to a policy: measures, gates, resume, adapters."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""On-policy distillation: that it learns its teacher, what it measures, what it refuses, and that a kill leaves no trace."""
+"""On-policy distillation learns its teacher, measures it, refuses wrong settings, and shows no trace of a kill."""
 
 import json
 import shutil

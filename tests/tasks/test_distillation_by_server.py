@@ -1,4 +1,4 @@
-"""Distillation with a teacher behind a server: the losses are those of the same teacher in process, whatever fails on the way."""
+"""Distillation with a teacher behind a server has the losses of the same teacher in process, whatever fails on the way."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Direct preference optimisation: its loss from full logits, micro-batches, held-out numbers, a kill, refusals."""
+"""Direct preference optimisation has the loss from full logits, whatever the micro-batch, and shows no trace of a kill."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Losses of ``dpo`` stages beside DPO: micro-batches, held-out pairs, a kill, and stages without a reference."""
+"""Losses of ``dpo`` stages beside DPO hold for micro-batches, held-out pairs, a kill, and stages without a reference."""
 
 from collections.abc import Callable
 from functools import partial

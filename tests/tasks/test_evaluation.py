@@ -1,4 +1,4 @@
-"""A comparison of two models, on judgements and responses whose means can be worked out by hand."""
+"""A comparison of two models gives the means that are worked out by hand from judgements and responses."""
 
 import math
 import random

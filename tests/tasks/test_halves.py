@@ -1,4 +1,4 @@
-"""A reward model on half of the prompts: the same weights as on a dataset that was halved by hand."""
+"""A reward model on half of the prompts has the weights of one on a dataset that was halved by hand."""
 
 import hashlib
 import shutil

@@ -1,4 +1,4 @@
-"""How often the inner loops of stages would wait for a GPU: not for each token, and not for each micro-batch."""
+"""The inner loops of stages would not wait for a GPU for each token, nor for each micro-batch."""
 
 import importlib
 from functools import wraps

@@ -1,4 +1,4 @@
-"""A policy stage whose vLLM is killed at random moments, while it samples, takes weights and sleeps, ends with the weights of one that never was."""
+"""A policy stage whose vLLM is killed at random moments ends with the weights of an undisturbed one."""
 
 import json
 import random

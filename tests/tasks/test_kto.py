@@ -1,4 +1,4 @@
-"""KTO: mismatched pairs, the reference point over micro-batches, labels of one sort, weights, a kill, and the page of metrics."""
+"""KTO: mismatched pairs, the reference point over micro-batches, labels of one sort, weights and a kill are treated as documented."""
 
 import logging
 import shutil

@@ -1,4 +1,4 @@
-"""Stages that learn from collected responses: which ones, how often, nothing sampled twice, and stopped and gone on with."""
+"""Stages learn from collected responses, as often as asked, sample nothing twice, and can be stopped and resumed."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

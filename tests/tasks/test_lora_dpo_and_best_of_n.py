@@ -1,4 +1,4 @@
-"""DPO and best-of-n with adapters: what they write, that they go on from the adapters given, and that a kill changes nothing."""
+"""DPO and best-of-n with adapters write adapters, go on from those given, and a kill changes nothing."""
 
 from collections.abc import Callable
 from functools import partial

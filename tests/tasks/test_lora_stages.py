@@ -1,4 +1,4 @@
-"""Every stage with adapters: what it writes, resumes and shares, and that the model beneath never moves."""
+"""Every stage with adapters writes, resumes and shares them, and never changes the model beneath."""
 
 import json
 import shutil

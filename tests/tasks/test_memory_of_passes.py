@@ -1,4 +1,4 @@
-"""Where memory runs out, the stage's progress says in a pass of how many positions, and half of them go on."""
+"""Where memory runs out in a pass, the stage's progress names the pass's positions, and the stage goes on with half of them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mixtures: shares, what repeats and what does not, held-out rows, and the same bytes again."""
+"""Mixtures have the right shares, repeat only what may repeat, hold out rows, and give the same bytes again."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every supported family of models through the whole pipeline, on tiny random weights and a tokenizer without padding token."""
+"""Every supported family of models goes through the whole pipeline, on tiny random weights and a tokenizer without padding token."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Monitors of a policy stage beside its score: demonstrations that it forgets, and scores beside those of the reward's data."""
+"""Monitors of a policy stage measure, beside its score, demonstrations that it forgets, and scores of the reward's data."""
 
 import math
 from collections.abc import Callable

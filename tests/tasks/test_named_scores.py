@@ -1,4 +1,4 @@
-"""A reward of graded and named scores in real stages, recomputed from the responses by rules of the test's own."""
+"""A reward of graded and named scores in real stages equals one recomputed from the responses by rules of the test's own."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite: the first costs its optimiser step, the next ends the stage with its batch saved."""
+"""The first loss or gradient that is not finite costs its optimiser step; the next ends the stage with its batch saved."""
 
 import json
 import math

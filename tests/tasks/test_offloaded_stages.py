@@ -1,4 +1,4 @@
-"""Stages whose frozen networks lie in host memory: the same bytes, and only the asked-for visits to the device."""
+"""Stages whose frozen networks lie in host memory give the same bytes, with only the expected visits to the device."""
 
 import weakref
 from collections import Counter

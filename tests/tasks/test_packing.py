@@ -1,4 +1,4 @@
-"""Fine-tuning with several demonstrations in a row: the same training, in fewer positions and passes."""
+"""Fine-tuning with several demonstrations in a row is the same training, in fewer positions and passes."""
 
 import sys
 from collections.abc import Callable

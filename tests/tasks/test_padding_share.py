@@ -1,4 +1,4 @@
-"""How much of the passes of a run was padding, as the run says it, against what transformers' model was given."""
+"""A run reports the share of padding that transformers' model was given."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run says of its passes, against what transformers' models were given, and against the least that there is."""
+"""A run's metrics of its passes equal what transformers' models were given, and the least that is possible."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a stage tells of itself within a step: each part of an iteration with its counts, at no cost to the numbers."""
+"""A stage reports each part of a step with its counts, and its numbers do not change by that."""
 
 from collections.abc import Callable
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""One policy update looked at from outside: micro-batches change nothing, the switches do what they say."""
+"""In one policy update micro-batches change nothing, and the switches do what they document."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whole runs of policy optimisation against the oracle: every number of the journal, and the weights at the end.
+"""Whole runs of policy optimisation equal the oracle: every number of the journal, and the weights at the end.
 
 Each case switches on what others leave off; no two learning rates, λ, clip ranges or networks are equal. What a case is
 there for is asserted of the oracle first (`happens`): a guard that never bites, or a best policy that is the last one,

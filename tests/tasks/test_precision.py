@@ -1,4 +1,4 @@
-"""``precision`` of stages that only measure or collect, and ``auto``."""
+"""``precision``, also ``auto``, works in stages that only measure or collect."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Preference collection: which pairs there are, that a kill leaves no trace, and what is refused."""
+"""Preference collection makes the right pairs, shows no trace of a kill, and refuses wrong settings."""
 
 import json
 import shutil

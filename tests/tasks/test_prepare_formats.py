@@ -1,4 +1,4 @@
-"""Whole files in formats that people publish, prepared without a word of mapping."""
+"""Whole files in formats that people publish are prepared without any mapping in the recipe."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files that are not what they seem: an odd row, another file in their place, a name that looks like a pattern."""
+"""Files that are not what they seem are prepared or refused: an odd row, another file in their place, a name like a pattern."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Every preset without a critic, from scores to gradients, worked out by hand on two responses to one prompt.
+"""Every preset without a critic equals numbers from scores to gradients that are worked out by hand on two responses to one prompt.
 
 Expected numbers are plain arithmetic, written out token by token: a1, a2, b1, b2, b3 of ``two_responses``, where
 k1, ratios and weights stand. −0.05·k1 is −0.01, 0.02, −0.02, −0.01, 0.01. log π is −1, −2 | −0.5, −1.5, −1.

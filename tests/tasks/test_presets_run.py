@@ -1,4 +1,4 @@
-"""Every preset as a stage, two real iterations on the tiny pipeline: what it reports, and that it can be resumed."""
+"""Every preset runs as a stage, with two real iterations on the tiny pipeline, reports its metrics, and can be resumed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Prompts that became too easy or stay impossible: by hand, and of a policy stage against what it sampled."""
+"""Prompts that became too easy or stay impossible are counted as by hand, and as a policy stage sampled them."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Prompts selected by their pass rate: counted again by hand from the collected responses, and what reads them."""
+"""Prompts are selected by their pass rate, as counted again by hand from the collected responses, and stages read them."""
 
 import json
 from pathlib import Path

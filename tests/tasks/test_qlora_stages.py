@@ -1,4 +1,4 @@
-"""The pipeline on a model in 4 bits: what every stage writes is what it writes with the same weights in float32."""
+"""Every stage of the pipeline on a model in 4 bits writes what it writes with the same weights in float32."""
 
 from collections.abc import Callable
 from pathlib import Path

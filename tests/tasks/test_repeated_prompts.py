@@ -1,4 +1,4 @@
-"""Held-out preferences in which a prompt stands in several rows: its rows are one cluster in every error."""
+"""In held-out preferences the rows of one prompt are one cluster in every standard error."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A policy that is sampled by replayed steps, as on a GPU, without the capture: what it says, and that it resumes exactly."""
+"""A stage whose policy is sampled by replayed steps, as on a GPU but without the capture, reports what it replayed and resumes exactly."""
 
 from collections.abc import Callable
 from pathlib import Path

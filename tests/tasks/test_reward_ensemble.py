@@ -1,4 +1,4 @@
-"""Several reward models as one score: against each model's own scores, and in a policy stage."""
+"""Several reward models give one score, from each model's own scores, also in a policy stage."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A reward model on test pairs: the numbers of its own stage, groups by length by hand, and the data's subgroups."""
+"""A reward model on test pairs has the numbers of its own stage, hand-worked groups by length, and the data's subgroups."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A reward model's minibatch: what its loss is made of, and that micro-batches change nothing."""
+"""The loss of a reward model's minibatch has the right parts, and micro-batches change nothing."""
 
 import json
 import random

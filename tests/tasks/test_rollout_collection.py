@@ -1,4 +1,4 @@
-"""Collected responses: what the policy samples and the reward says of it, written once, whatever kills the stage."""
+"""Collected responses, with their scores, are written once, whatever kills the stage."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Policy stages whose responses another policy drew: what each token weighs, and which tokens count."""
+"""In policy stages whose responses another policy drew, each token has its weight, and the right tokens count."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""``rollout.max_rows``: how many responses are sampled side by side, whatever bounds the passes that train."""
+"""``rollout.max_rows`` bounds how many responses are sampled side by side, whatever bounds the passes that train."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Conversations as ids, in the process that holds a model."""
+"""The process that holds a model turns conversations into ids, and samples by the loop, by vLLM or by servers."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""A verifier judges the responses of a batch while the next one is sampled; what comes of it is the same."""
+"""A verifier judges the responses of a batch while the next one is sampled; the results are the same."""
 
 import time
 from collections.abc import Callable

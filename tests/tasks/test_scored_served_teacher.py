@@ -1,4 +1,4 @@
-"""A teacher behind a server that also samples: its score and the share of its lead, from responses that are kept as answers are."""
+"""A teacher behind a server that also samples: its score and the share of its lead come from responses that are kept like answers."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Stages on two gloo ranks that ask judges, a reward server, a judging model and a teacher: each question once, and the scores of one process."""
+"""Stages on two gloo ranks ask judges, a reward server, a judging model and a teacher each question once, and get the scores of one process."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

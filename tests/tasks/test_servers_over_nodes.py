@@ -1,4 +1,4 @@
-"""Servers that Ray places on the nodes of a cluster: a real one on this machine, with two nodes of two CPUs, and the small server."""
+"""Ray places servers on the nodes of a cluster: a real one on this machine, with two nodes of two CPUs, and the small server."""
 
 import os
 import signal

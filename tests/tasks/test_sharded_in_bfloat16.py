@@ -1,4 +1,4 @@
-"""Stages in bfloat16 on two ranks with FSDP2, whose weights are gathered in bfloat16, against one process in both precisions."""
+"""Stages in bfloat16 on two ranks with FSDP2, which gathers weights in bfloat16, agree with one process in both precisions."""
 
 from collections.abc import Callable
 from functools import partial

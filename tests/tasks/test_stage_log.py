@@ -1,4 +1,4 @@
-"""What a stage's log says in plain lines: data, model, where it began, what was kept, what came of it."""
+"""A stage's log has in plain lines its data, its model, where it began, what was kept, and its result."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The stages as wholes: a kill in the middle of any leaves no trace in what it produces."""
+"""A kill in the middle of any stage leaves no trace in what it produces."""
 
 from collections.abc import Callable
 from pathlib import Path

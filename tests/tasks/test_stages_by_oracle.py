@@ -1,4 +1,4 @@
-"""Whole runs of the stages beside policy optimisation against the oracle: journals, weights and headline metrics.
+"""Whole runs of the stages beside policy optimisation equal the oracle: journals, weights and headline metrics.
 
 As in ``test_policy_runs_by_oracle``: inputs differ in everything, and what a case is there for is asserted first.
 """

@@ -1,4 +1,4 @@
-"""Every kind of stage and every preset on several gloo processes against one: weights, optimisers, metrics, rows."""
+"""Every kind of stage and every preset give on several gloo processes what they give on one: weights, optimisers, metrics, rows."""
 
 import json
 import shutil

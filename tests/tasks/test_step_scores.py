@@ -1,4 +1,4 @@
-"""Process rewards in real stages: each step is rewarded where it ends, by what a rule of the test's own gives its beginning."""
+"""Process rewards in real stages reward each step where it ends, by what a rule of the test's own gives its beginning."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whole stages with stop strings against the oracle, which samples without them and cuts off what they would have stopped."""
+"""Whole stages with stop strings equal the oracle, which samples without them and cuts off what they would have stopped."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ``tokens_per_second`` counts: all tokens that a step read or sampled, prompts included."""
+"""``tokens_per_second`` counts all tokens that a step read or sampled, prompts included."""
 
 from pathlib import Path
 from typing import Any

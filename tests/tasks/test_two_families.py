@@ -1,4 +1,4 @@
-"""Stages whose policy and reward model are of two families: what they store, after a kill and on several ranks."""
+"""Stages whose policy and reward model are of two families store the same after a kill and on several ranks."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A watch whose judge compares a policy with the one that its stage started from: by a language model, and by a reward."""
+"""A language model, or a reward, judges for a watch: it compares a policy with the one that its stage started from."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A watch beside a policy stage: what it measures, which policy it keeps, and what a fall does."""
+"""A watch beside a policy stage measures, keeps the right policy, and acts on a fall."""
 
 import math
 from collections.abc import Callable

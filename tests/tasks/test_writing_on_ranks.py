@@ -1,4 +1,4 @@
-"""Checkpoints that two ranks write beside training: the bytes of those between two steps, and a rank that is lost in a write."""
+"""Two ranks write checkpoints beside training with the bytes of those between two steps, and survive a rank that is lost in a write."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Two short responses to one prompt, and what the stage's own functions learn from them.
+"""Make two short responses to one prompt, and what the stage's own functions learn from them.
 
 Response a has two tokens and b has three; lists over tokens are in the order a1, a2, b1, b2, b3.
 """

@@ -1,4 +1,4 @@
-"""Inputs of stages that differ in everything, and small enough for whole runs in float64 beside them.
+"""Make inputs of stages that differ in everything, and are small enough for whole runs in float64 beside them.
 
 Policy, reference, critic and reward model are networks of their own; the temperature is 0.7; every split has prompts of
 its own. What a stage confuses with something else then shows in its numbers.

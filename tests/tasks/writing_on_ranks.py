@@ -1,4 +1,4 @@
-"""Stages on two gloo ranks whose checkpoints are written beside training, as one process of a test starts them:
+"""Run stages on two gloo ranks whose checkpoints are written beside training, as one process of a test starts them:
 
     WITH_TORCH.run_main("tests.tasks.writing_on_ranks", JOBS, STRATEGY, HARM)
 

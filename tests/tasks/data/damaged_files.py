@@ -1,4 +1,4 @@
-"""Data files made by a number: a valid file of one of the formats that are read, then damaged in one to three places."""
+"""Make data files by a number: a valid file of one of the formats that are read, then damaged in one to three places."""
 
 import bz2
 import datetime

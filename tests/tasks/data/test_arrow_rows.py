@@ -1,4 +1,4 @@
-"""Batches of Arrow with a bad value in the dictionary of a column."""
+"""A bad value in the dictionary of a column costs the rows that use it, or the batch of Arrow is refused."""
 
 from decimal import Decimal
 

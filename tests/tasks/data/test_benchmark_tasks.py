@@ -1,4 +1,4 @@
-"""Folders of lm-eval's tasks: what a definition may read, whether or not lm-eval is installed."""
+"""A definition of lm-eval's tasks may read the files of its own folder alone, whether or not lm-eval is installed."""
 
 from pathlib import Path
 

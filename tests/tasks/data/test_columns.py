@@ -1,4 +1,4 @@
-"""Mapping a stranger's rows to our columns, on rows written by hand in the layouts that people publish."""
+"""A stranger's rows are mapped to our columns, on hand-written rows in the layouts that people publish."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Conversations in the layouts that people publish, written by hand."""
+"""Conversations are read in the layouts that people publish; the rows are written by hand."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a network never sees of its data is counted, and pairs that a cut makes equal are not trained on."""
+"""Rows and tokens of the data that a network never sees are counted, and pairs that a cut makes equal are not trained on."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows become ids: which of them fit, and that margins, ranks and responses stay with their prompt."""
+"""Rows become ids if they fit, and margins, ranks and responses stay with their prompt."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Formats that people publish, recognised from a few rows, and what becomes of such a row."""
+"""Formats that people publish are recognised from a few rows, and each row becomes ours."""
 
 import json
 from collections.abc import Iterator

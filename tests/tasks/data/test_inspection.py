@@ -1,4 +1,4 @@
-"""Inspection counts as usable what preparation keeps, and says the same of every other row."""
+"""Inspection counts as usable what preparation keeps, and gives the same reason for every other row."""
 
 import json
 import tempfile

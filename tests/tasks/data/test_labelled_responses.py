@@ -1,4 +1,4 @@
-"""Labelled responses: formats in which files have them, rows that are left out, and what a stage reads."""
+"""Labelled responses are read in the formats of published files, some rows are left out, and a stage reads the rest."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What a last turn of the assistant says beside its text is kept, and tells rows apart."""
+"""What a last turn of the assistant contains beside its text is kept, and distinguishes rows."""
 
 import json
 from pathlib import Path

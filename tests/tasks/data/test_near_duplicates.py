@@ -1,4 +1,4 @@
-"""Near-duplicates against every pair's exact similarity, in several scripts, and in a dataset from file to report."""
+"""Near-duplicates are those of every pair's exact similarity, in several scripts, and in a dataset from file to report."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Layouts of published datasets, with invented words: who asks, which side is better, and what is refused with its remedy."""
+"""Layouts of published datasets are read, with invented words: who asks, which side is better, and what is refused with its remedy."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Single graded or marked answers against a plain dictionary of all rows, in one part and in many."""
+"""Single graded or marked answers are grouped as a plain dictionary of all rows groups them, in one part and in many."""
 
 import json
 import random

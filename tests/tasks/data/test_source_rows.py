@@ -1,4 +1,4 @@
-"""Files with odd rows in them: every good row comes through as it stands, and every bad one is a fault of its own."""
+"""Every good row of a file with odd rows comes through unchanged, and every bad one is a fault of its own."""
 
 import bz2
 import csv

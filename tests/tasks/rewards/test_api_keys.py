@@ -1,4 +1,4 @@
-"""API keys of servers: what is no key is refused before anything is asked, and no message contains it."""
+"""A bad API key of a server is refused before anything is asked, and no message contains a key."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Questions that are begun before their scores are wanted: what is kept of them, what is counted, and who waits for what."""
+"""Questions that are begun before their scores are wanted are kept and counted once, and the right threads wait for them."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What counts as the answer, on cases written by hand."""
+"""A response, or the part of it that the expression finds last, is compared with the answer, on hand-written cases."""
 
 from decimal import Decimal
 

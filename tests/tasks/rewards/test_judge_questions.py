@@ -1,4 +1,4 @@
-"""Questions to a judge, and the answers that give scores: exactly one value under each name, within the scale."""
+"""Answers of a judge give scores where they have exactly one value under each name, within the scale."""
 
 from typing import Any
 

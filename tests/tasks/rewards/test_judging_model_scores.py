@@ -1,4 +1,4 @@
-"""A model of the run that judges: its scores by transformers alone, its kept answers, and what it refuses."""
+"""A model of the run that judges gives transformers' scores, keeps its answers, and refuses what it cannot judge."""
 
 import json
 from datetime import date

@@ -1,4 +1,4 @@
-"""Scores by a reward model: equal responses score equally, whatever else is in the batch."""
+"""A reward model scores equal responses equally, whatever else is in the batch."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Programs that do their worst: each limit holds, nothing of the machine is seen or reached, and nothing is left."""
+"""Programs that do their worst hit each limit, see and reach nothing of the machine, and leave nothing behind."""
 
 import json
 import os

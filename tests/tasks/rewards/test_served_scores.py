@@ -1,4 +1,4 @@
-"""Judges and reward servers: whatever fails on the way, the scores are those of a server that never fails, or there are none."""
+"""Whatever fails between a stage and judges or reward servers, the scores are those of a server that never fails, or there are none."""
 
 import itertools
 import json

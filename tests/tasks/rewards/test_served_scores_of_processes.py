@@ -1,4 +1,4 @@
-"""Judges that are asked by real processes: on several ranks, by one that is killed again and again, and by one that must stop."""
+"""Real processes ask judges: several ranks, one that is killed again and again, and one that must stop."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Verdicts of a user's function: the forms that it may return, those that are refused, and how they cross between processes."""
+"""A user's function may return the documented forms of a verdict; others are refused, and processes exchange them unchanged."""
 
 import math
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Functions that wait, and functions that take a whole batch: the verdicts are those of one call after the other."""
+"""Functions that wait, and functions that take a whole batch, give the verdicts of one call after the other."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Code of a user's that does its worst: the stage goes on living, and the verifier is at fault, with its line."""
+"""A stage survives a user's code that does its worst; the verifier is reported as at fault, with its line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""From a name in a recipe to a rule: built in, a copy of a user's file, or a comparison with the answer."""
+"""A name in a recipe becomes a rule: built in, a copy of a user's file, or a comparison with the answer."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Responses beside those of the stage's first policy: wins, ties and win rates by hand and by another optimiser."""
+"""Responses are compared with those of the stage's first policy: wins, ties and win rates equal hand-worked ones and another optimiser's."""
 
 from typing import Any
 

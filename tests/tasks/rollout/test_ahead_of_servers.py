@@ -1,4 +1,4 @@
-"""Sampling the next rollout with servers while one trains: which weights sample what, kills, servers that hang or lose weights."""
+"""Servers sample the next rollout while one trains: the right weights sample it, also after kills, hangs and lost weights."""
 
 import threading
 import time

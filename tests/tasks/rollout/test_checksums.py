@@ -1,4 +1,4 @@
-"""Checksums of weights as vLLM holds them: against sha256 of bytes that NumPy joins and pads."""
+"""Checksums of weights as vLLM holds them equal sha256 of bytes that NumPy joins and pads."""
 
 import hashlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""The diagnosis in a critic's artifact: what it says, and that there is always one."""
+"""A critic's artifact always has a diagnosis, and its numbers are right."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The port through which stages sample: what an engine gives, and that it is always given the newest weights."""
+"""An engine, through the port by which stages sample, gives what it should, and is always given the newest weights."""
 
 import copy
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Dynamic sampling on draws made by hand: what is dropped, in what order it is refilled, and where it ends."""
+"""Dynamic sampling, on hand-made draws, drops the right groups, refills them in order, and ends where it should."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The rules of the proof, on log-probabilities made by hand: an engine that rounds, one that is old, and one that is half new."""
+"""The rules of the proof judge hand-made log-probabilities: an engine that rounds, one that is old, and one that is half new."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Servers of a stage that hang, at any moment of its work: they are ended and started again, and the responses are those of servers that never hung."""
+"""Servers of a stage that hang, at any moment, are ended and started again, and the responses are those of servers that never hung."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the judge of evaluation and of preference collection makes of the same responses."""
+"""The judge of an evaluation or a preference collection is a verifier, a reward or a model, and gets what each needs."""
 
 from dataclasses import replace
 from pathlib import Path

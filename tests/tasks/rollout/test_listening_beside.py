@@ -1,4 +1,4 @@
-"""A thread between what is sampled and who listens: nobody waits for it, and it leaves nothing behind."""
+"""A thread passes on what is sampled to its listener: nobody waits for it, and it leaves nothing behind."""
 
 import threading
 import time

@@ -1,5 +1,4 @@
-"""Servers that a stage starts for itself: they sample, are started again, and end with the stage. Each is a small program that
-takes vLLM's arguments."""
+"""Servers that a stage starts for itself sample, are started again, and end with the stage. Each is a small program that takes vLLM's arguments."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A server in a place of Ray's, as its stage sees it, without a cluster."""
+"""A look at a server in a place of Ray's tells its stage whether it runs; no cluster is needed."""
 
 from pathlib import Path
 from types import SimpleNamespace

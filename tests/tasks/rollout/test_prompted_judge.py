@@ -1,4 +1,4 @@
-"""A language model as judge, against log-probabilities that are set by hand and a loop over transformers' own."""
+"""A language model as judge gives the scores of log-probabilities that are set by hand, and of a loop over transformers' own."""
 
 from dataclasses import replace
 from pathlib import Path

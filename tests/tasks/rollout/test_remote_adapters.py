@@ -1,4 +1,4 @@
-"""Policies with adapters on servers: the base is sent once, then adapters alone, each under a name of its own."""
+"""Servers get the base of policies with adapters once, then adapters alone, each under a name of its own."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sampling with servers of vLLM, by a server that speaks the same protocol and fails on request."""
+"""Servers of vLLM sample for a stage; a server that speaks the same protocol and fails on request replaces them here."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Whole stages that sample with servers of vLLM: every kind, killed and resumed stages, servers that die, and several ranks."""
+"""Whole stages sample with servers of vLLM: every kind, killed and resumed stages, servers that die, and several ranks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lengths and repetition of responses, worked out by hand."""
+"""Lengths and repetition of responses equal hand-worked ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The score of a whole response: scaled by moments, clipped, less its length, in this order. And what a rollout costs."""
+"""The score of a whole response is scaled by moments, clipped, and reduced by its length, in this order; the cost of a rollout is measured."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sampler and trainer are one policy: measured token by token, in one arithmetic, and a stage stops where they are not."""
+"""Sampler and trainer are one policy, measured token by token in one arithmetic; a stage stops where they are not."""
 
 import math
 from collections.abc import Callable

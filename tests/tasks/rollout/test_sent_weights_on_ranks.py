@@ -1,4 +1,4 @@
-"""Weights that are spread over two ranks, as a server gets them, and responses that both ranks read in step."""
+"""A server gets whole weights that are spread over two ranks, and both ranks read its responses in step."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tokens of samples: the text of each and its log-probability, as the engine recorded it."""
+"""Each token of a sample has its text and the log-probability that the engine recorded."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Policies with adapters on vLLM in the stage's process: the base is sent once, then adapters alone, and what they do there is proved."""
+"""vLLM in the stage's process gets the base once, then adapters alone, and a proof shows that they act there."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sampling with vLLM, by a module that has the same calls and fails on request."""
+"""vLLM samples for a stage; a module that has the same calls and fails on request replaces it here."""
 
 import random
 import weakref

@@ -1,4 +1,4 @@
-"""vLLM in the process of each of several ranks: shares of responses, whole weights from parts, one process group, and failures."""
+"""Each of several ranks has vLLM in its process: shares of responses, whole weights from parts, one process group, and failures."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every loss of the stages, its rows shared out over ranks: its gradient, and what it reports.
+"""Compute every loss of the stages with its rows shared out over ranks: its gradient, and what it reports.
 
     WITH_TORCH.run_main("tests.tasks.training.rank_losses", MODEL, WORLD_SIZE, OUTPUT)
 

@@ -1,4 +1,4 @@
-"""An attempt may end anywhere; the next one goes on so that nothing shows."""
+"""An attempt may end anywhere; the next one goes on, and the result shows no trace of it."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest that can be trusted; what a kill leaves."""
+"""The newest checkpoint that can be trusted is found, also after a kill."""
 
 import errno
 import itertools

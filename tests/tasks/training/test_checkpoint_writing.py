@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside training: the same bytes as between two steps, and a kill at any moment leaves one to go on from."""
+"""Checkpoints that are written beside training have the bytes of those between two steps, and a kill at any moment leaves a usable one."""
 
 import errno
 import os

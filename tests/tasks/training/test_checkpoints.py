@@ -1,4 +1,4 @@
-"""Saving and going on: bitwise as if nothing had happened, or refused by the name of what is missing."""
+"""A checkpoint is resumed bitwise as if nothing had happened, or refused by the name of what is missing."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Limits and kills of a group of processes, from files as kernels, containers, systemd and Slurm write them."""
+"""Limits and kills of a group of processes are read from files as kernels, containers, systemd and Slurm write them."""
 
 import os
 from pathlib import Path

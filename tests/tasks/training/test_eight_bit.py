@@ -1,4 +1,4 @@
-"""Moments in 8 bits: near AdamW in float64, a quarter of its bytes, and bitwise the same after a kill."""
+"""Moments in 8 bits stay near AdamW in float64, take a quarter of its bytes, and are bitwise the same after a kill."""
 
 import copy
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Guards of a loop: what they do to it, and that a kill at any step changes nothing of it."""
+"""Guards act on a loop as documented, and a kill at any step changes nothing of it."""
 
 from collections.abc import Callable
 from contextlib import suppress

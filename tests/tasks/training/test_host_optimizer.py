@@ -1,4 +1,4 @@
-"""Moments in host memory: the bits of torch's own AdamW, also where weights and gradients are copied there and back."""
+"""Moments in host memory have the bits of torch's own AdamW, also where weights and gradients are copied there and back."""
 
 import copy
 from collections.abc import Callable, Iterator

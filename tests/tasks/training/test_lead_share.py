@@ -1,4 +1,4 @@
-"""The share of a teacher's lead: by hand, against numpy, and its interval against the definition and by how often it holds the truth."""
+"""The share of a teacher's lead equals a hand-worked one and NumPy's, and its interval contains the truth as often as it promises."""
 
 import math
 

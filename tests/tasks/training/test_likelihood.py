@@ -1,4 +1,4 @@
-"""The gradient of a minibatch's mean NLL: over all its tokens, at the temperature asked for, whatever the micro-batch."""
+"""The gradient of a minibatch's mean NLL is over all its tokens, at the temperature asked for, whatever the micro-batch."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""From two measurements to the most positions that fit."""
+"""Two measured passes give the most positions that fit, and limits are shared out, remembered and described in words."""
 
 import json
 from dataclasses import replace

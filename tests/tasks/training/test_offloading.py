@@ -1,4 +1,4 @@
-"""Frozen networks in host memory: when they visit the device, and that nothing but a visit reads their weights."""
+"""Frozen networks in host memory visit the device when they are needed, and only a visit reads their weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Schedules against values worked out by hand, and steps that refuse what is not finite."""
+"""Schedules equal values that are worked out by hand, and steps refuse what is not finite."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Passes that are computed in parts: rows of like length together, prompts once, and what is found is what one pass finds."""
+"""Passes in parts compute rows of like length together, prompts once, and give what one pass gives."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Passes: rows of like length together, each once, as many on every rank, with the fewest positions."""
+"""Passes hold rows of like length, each once, as many on every rank, with the fewest positions."""
 
 import random
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Seconds of the phases of a step: by hand, and in whole stages."""
+"""Seconds of the phases of a step equal hand-worked ones, and whole stages report them."""
 
 from pathlib import Path
 

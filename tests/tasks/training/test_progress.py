@@ -1,4 +1,4 @@
-"""The progress file: what whoever takes a glance finds."""
+"""The progress file is written rarely enough, and at any moment a reader finds it whole and up to date."""
 
 import math
 import os

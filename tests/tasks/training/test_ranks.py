@@ -1,4 +1,4 @@
-"""Three processes that share a minibatch give the gradients and metrics of one, and agree on where they go."""
+"""Three processes that share a minibatch give the gradients and metrics of one, and agree on where to continue."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The bootstrap over prompts: rows of one prompt stay together, what was not drawn is counted, a seed repeats it."""
+"""The bootstrap over prompts keeps the rows of one prompt together, counts what was not drawn, and repeats for a seed."""
 
 import numpy as np
 import pytest

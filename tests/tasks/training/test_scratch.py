@@ -1,4 +1,4 @@
-"""The marks beside a stage's checkpoints: shown, never relied on, so whatever stands there stops nothing."""
+"""Marks beside a stage's checkpoints that cannot be right count as missing, and are written anew."""
 
 from pathlib import Path
 

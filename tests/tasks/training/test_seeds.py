@@ -1,4 +1,4 @@
-"""Streams are named and apart: the same name and indices give the same numbers, any other gives others."""
+"""Named streams are apart: the same name and indices give the same numbers, any other gives others."""
 
 import torch
 

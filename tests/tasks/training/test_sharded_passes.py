@@ -1,4 +1,4 @@
-"""Networks sharded over two ranks by FSDP2: what their passes compute, and what they gather for it."""
+"""Networks sharded over two ranks by FSDP2 compute what whole ones do, and gather what their passes need."""
 
 from pathlib import Path
 from typing import Any

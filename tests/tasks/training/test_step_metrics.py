@@ -1,4 +1,4 @@
-"""What a step says of its memory."""
+"""The peak memory of a process is the most that it held."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the presets by hand leave out: discounts, several groups, minibatches, and which responses count."""
+"""Estimates are right where the presets by hand do not reach: discounts, several groups, minibatches, and which responses count."""
 
 from math import nan
 from typing import Any

@@ -1,4 +1,4 @@
-"""Metrics of the responses that a stage learns from."""
+"""A response that has not ended counts as cut off in a stage's metrics."""
 
 import pytest
 import torch

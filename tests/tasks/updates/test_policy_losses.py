@@ -1,4 +1,4 @@
-"""A whole minibatch's losses on the tiny policy: micro-batches change nothing, and the parts are what they say."""
+"""In a whole minibatch's losses on the tiny policy micro-batches change nothing, and the parts are what they claim."""
 
 from dataclasses import dataclass, replace
 from typing import Any

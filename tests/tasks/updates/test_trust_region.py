@@ -1,4 +1,4 @@
-"""The guard around an optimiser step, on a linear model whose surrogate and KL are said by the test."""
+"""The guard around an optimiser step acts by the surrogate and KL of a linear model, which the test sets."""
 
 import copy
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Every built-in verifier: what is right and wrong, and what it makes of empty, cut-off, foreign, doubtful and huge responses."""
+"""Every built-in verifier judges right and wrong, empty, cut-off, foreign, doubtful and huge responses as it documents."""
 
 import json
 import math

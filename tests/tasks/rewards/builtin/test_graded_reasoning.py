@@ -1,4 +1,4 @@
-"""``builtin:reasoning_gym`` with ``graded: true``: the verdict is the score that the library's own dataset gives."""
+"""With ``graded: true``, ``builtin:reasoning_gym`` gives the score that the library's own dataset gives."""
 
 import json
 from pathlib import Path
