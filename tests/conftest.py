@@ -1,4 +1,4 @@
-"""The order of the files, and an S3 server on loopback with buckets on it."""
+"""Set the order of the test files, and start an S3 server on loopback with buckets on it."""
 
 import gc
 import logging

@@ -1,5 +1,5 @@
-"""What has to be written for a stage kind, a switch, a fact of an attempt, an engine, a storage or a reward term that Vantage
-does not have: worked examples (docs/decisions/0052).
+"""A stage kind, a switch, a fact of an attempt, an engine, a storage and a reward term can be added with few files: worked examples
+(docs/decisions/0052).
 
 Each is written into a copy of the tree, and then used there: a recipe is loaded, planned, estimated, and run stage by
 stage as plain functions.

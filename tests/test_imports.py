@@ -1,4 +1,4 @@
-"""What really gets loaded, whoever imports it: import-linter sees import statements, this sees ``sys.modules``."""
+"""Each process loads only the modules that it may: import-linter sees import statements, this sees ``sys.modules``."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Vantage as a wheel in an environment of its own, run from folders that hold modules of many names."""
+"""Vantage works as a wheel in an environment of its own, run from folders that hold modules of many names."""
 
 import json
 import os

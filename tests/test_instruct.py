@@ -1,4 +1,4 @@
-"""A user's model folder and files of four layouts through the whole chain, at reduced size, on the command line."""
+"""A user's model folder and files of four layouts go through the whole chain, at reduced size, on the command line."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What an installed wheel has, and that nothing of ours has two names."""
+"""A wheel has every package of Vantage, and no module of ours is loaded under two names."""
 
 import subprocess
 import sys

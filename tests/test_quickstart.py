@@ -1,4 +1,4 @@
-"""The quickstart end to end at reduced size, through the command line, as a user and a kill would meet it."""
+"""The quickstart runs end to end at reduced size, through the command line, also when it is killed."""
 
 import json
 import os

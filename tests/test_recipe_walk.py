@@ -1,4 +1,4 @@
-"""How often a recipe comes back to a file that it has left, from its text until its stages are asked for.
+"""A recipe seldom comes back to a file that it has left, from its text until its stages are asked for.
 
 The walk is that of a run of the quickstart, traced call by call. A **stop** is a call into our code with the recipe among
 its arguments: the parsed text, its plain mapping, the partly valid recipe of the checks, or the recipe itself; the recipe's

@@ -1,4 +1,4 @@
-"""The Python interface does what the commands do; the commands' own output and records are the witnesses."""
+"""The Python interface does what the commands do: it is compared with the commands' own output and records."""
 
 import ast
 import json

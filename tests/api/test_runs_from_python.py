@@ -1,4 +1,4 @@
-"""The process of a run that Python starts, and the records that it reads, with a small program in place of ``vantage run``."""
+"""Python starts a run's process and reads its records; a small program replaces ``vantage run`` here."""
 
 import os
 import signal

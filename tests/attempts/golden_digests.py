@@ -1,4 +1,4 @@
-"""What every kind of stage made of small inputs: ``golden_digests.json``.
+"""Write ``golden_digests.json``: what every kind of stage made of small inputs.
 
     python -m tests.attempts.golden_digests
 

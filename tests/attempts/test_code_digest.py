@@ -1,4 +1,4 @@
-"""Digests of code that the tests write themselves, in a package of their own."""
+"""Digests of code are right, on code that the tests write into a package of their own."""
 
 import ast
 import gc

@@ -1,4 +1,4 @@
-"""Energy from counters: a made-up folder of RAPL zones and a made-up NVML, whose numbers are worked out by hand."""
+"""Energy is read from counters: a made-up folder of RAPL zones and a made-up NVML, with hand-worked numbers."""
 
 import threading
 from collections.abc import Callable

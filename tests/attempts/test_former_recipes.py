@@ -1,4 +1,4 @@
-"""Runs that were begun when the built-in recipes lay in another folder: they are found, and their files are."""
+"""Runs that began when the built-in recipes lay in another folder are found, and so are their files."""
 
 from pathlib import Path
 

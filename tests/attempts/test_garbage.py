@@ -1,4 +1,4 @@
-"""Processes that begin with many imports: what their end leaves alone."""
+"""A process that begins with many imports does not search them for garbage when it ends."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What an attempt records of code, environment and machine, and what it costs; only the computation is made up."""
+"""An attempt records code, environment and machine at little cost; only the computation is made up."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""From a recipe's step to what an attempt at it is asked."""
+"""The job of an attempt follows from the step of its recipe."""
 
 import hashlib
 from pathlib import Path

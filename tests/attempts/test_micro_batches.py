@@ -1,4 +1,4 @@
-"""The bounds of a pass that a work gets after memory ran out; that they change no weights is tested stage by stage."""
+"""A stage gets smaller bounds of a pass after memory ran out; that these change no weights is tested stage by stage."""
 
 from vantage.attempts.micro_batches import remedy_for_memory, with_limits
 from vantage.schemas.recipe.inputs import Model

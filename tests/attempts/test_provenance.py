@@ -1,4 +1,4 @@
-"""What a result is said to come from, and how differences are told."""
+"""Every kind of stage has a provenance, and a difference between two names what was and what is."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The stage keys of every recipe, and the resolved recipe as ``run.json`` holds it, against a record.
+"""The stage keys of every recipe, and the resolved recipe in ``run.json``, equal a record.
 
     python tests/attempts/test_recorded_keys.py
 

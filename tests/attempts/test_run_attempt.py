@@ -1,4 +1,4 @@
-"""One attempt from its request, with a real store and real child processes; only what is computed is made up."""
+"""One attempt runs from its request, with a real store and real child processes; only what is computed is made up."""
 
 import hashlib
 import json

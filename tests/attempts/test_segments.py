@@ -1,4 +1,4 @@
-"""How many ranks computed which steps of a stage."""
+"""Each change of the number of ranks within a stage is named with its step."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One attempt on two ranks, with a real stage: its artifact, and going on in one process where the two stopped."""
+"""One attempt runs on two ranks with a real stage: its artifact is right, and one process goes on where the two stopped."""
 
 import threading
 from pathlib import Path

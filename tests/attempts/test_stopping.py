@@ -1,4 +1,4 @@
-"""Who asks a run to stop, and what becomes of its attempts on pools."""
+"""Signals, ending workers and people ask a run to stop; its attempts on pools are stopped or left running by rule."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""One attempt on two machines that share nothing but a bucket: only what is computed is made up."""
+"""One attempt runs on two machines that share nothing but a bucket; only what is computed is made up."""
 
 import os
 import signal

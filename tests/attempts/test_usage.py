@@ -1,4 +1,4 @@
-"""Readings of the machine: their number is bounded, and each is what psutil and NVML say."""
+"""Readings of the machine are bounded in number, and equal what psutil and NVML report."""
 
 from collections import namedtuple
 from types import SimpleNamespace

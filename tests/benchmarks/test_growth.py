@@ -1,4 +1,4 @@
-"""The table of growth: exponents by hand, and positions that can be counted by hand."""
+"""The table of growth has exponents, and numbers of positions, that equal hand-worked ones."""
 
 from benchmarks.growth import AXES, Measured, Size, exponents, measure, table
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.peak_memory` counts, beside memory of a known size."""
+"""`benchmarks.peak_memory` counts memory whose size is known."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The table against peers: equal work or no ratio, cores that change sides, and responses of the lengths that were drawn."""
+"""The table against peers refuses unequal work, lets cores change sides, and uses the same drawn lengths for both."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A run of real stages, made once for the tests of commands that use its models."""
+"""Make a run of real stages once, for the tests of commands that use its models."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The requests of ``vantage sample``, and how answers are shown, tested without any model."""
+"""``vantage sample`` makes the right requests and shows the answers; tested without any model."""
 
 import json
 import os

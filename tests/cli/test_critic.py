@@ -1,4 +1,4 @@
-"""``vantage critic`` on runs of fake stages: what it finds, and what it says where there is nothing."""
+"""``vantage critic`` on runs of fake stages shows what it finds, and says so where it finds nothing."""
 
 import json
 import os

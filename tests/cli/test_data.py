@@ -1,4 +1,4 @@
-"""``vantage data inspect``: what a stranger's file is, and an entry for a recipe that reads it."""
+"""``vantage data inspect`` recognises a stranger's file, and prints an entry for a recipe that reads it."""
 
 import json
 import subprocess

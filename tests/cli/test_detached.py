@@ -1,4 +1,4 @@
-"""A run that is refused before it begins, when it was to be detached."""
+"""A run that was to be detached but is refused ends the command with its exit code and message."""
 
 from pathlib import Path
 

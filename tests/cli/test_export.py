@@ -1,4 +1,4 @@
-"""``vantage export``: what it writes is the stored model, and other programs load, ask and serve it."""
+"""``vantage export`` writes the stored model; other programs load it, ask it and serve it."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""`vantage gc` as a user calls it."""
+"""`vantage gc` works as a user calls it."""
 
 import json
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""``vantage init``: what it writes passes ``plan``, says what was asked for, and never writes over anything."""
+"""``vantage init`` writes a recipe that passes ``plan``, contains what was asked for, and never replaces a file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The command line as a user has it; in processes of its own where the process itself is looked at."""
+"""The command line works as a user has it; tests that look at the process itself start one."""
 
 import json
 import os

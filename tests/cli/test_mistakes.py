@@ -1,4 +1,4 @@
-"""Mistakes that a newcomer makes: each message names the field, the value, the rule and the remedy, and the near name."""
+"""The message about each mistake of a newcomer names the field, the value, the rule and the remedy, and the near name."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Names on the command line: what each command takes, refuses, and takes in the spelling that the refusal gives."""
+"""Each command takes the names that it documents, refuses the others, and takes the spelling that its refusal gives."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Paths that no file can have, and policies and overrides of odd characters: one sentence, exit code 65, nothing written."""
+"""Impossible paths, and policies and overrides of odd characters, get one sentence and exit code 65; nothing is written."""
 
 import os
 from pathlib import Path

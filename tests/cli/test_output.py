@@ -1,4 +1,4 @@
-"""What a command says of errors, and its exit code."""
+"""Each error has a message with a remedy, an exit code and no traceback."""
 
 import errno
 import os

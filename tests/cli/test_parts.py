@@ -1,4 +1,4 @@
-"""``--until`` and ``--only``: a part of a recipe runs, and the whole reuses what it made."""
+"""With ``--until`` and ``--only`` a part of a recipe runs, and the whole recipe later reuses what it made."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``vantage export --push``: a bucket and a hub on loopback get the audited bytes, whole or not at all."""
+"""``vantage export --push`` gives a bucket and a hub on loopback the audited bytes, all or nothing."""
 
 import shutil
 from collections.abc import Iterator

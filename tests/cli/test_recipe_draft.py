@@ -1,4 +1,4 @@
-"""The recipes that ``vantage init`` writes from its answers, and the lengths that it estimates."""
+"""``vantage init`` writes the right recipes from its answers, and estimates lengths."""
 
 from pathlib import Path
 from typing import Any

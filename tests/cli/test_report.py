@@ -1,4 +1,4 @@
-"""``vantage report`` as it is typed."""
+"""``vantage report`` works as it is typed."""
 
 import json
 import webbrowser

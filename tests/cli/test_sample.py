@@ -1,4 +1,4 @@
-"""``vantage sample``: a policy answers as its recipe samples from it, and errors say what there is."""
+"""``vantage sample``: a policy answers as its recipe samples from it, and errors list what there is."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Canaries: secrets of the environment are found nowhere in what a run prints and keeps."""
+"""Secrets of the environment (canaries) are found nowhere in what a run prints and keeps."""
 
 import os
 import re

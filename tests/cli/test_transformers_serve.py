@@ -1,4 +1,4 @@
-"""The server that an export's last lines and card name: the printed commands start it and ask it."""
+"""The commands that an export's last lines and card print start the server and ask it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Real servers for the tests of one module, the variables that ``make servers`` prints, and workspaces whose runs use them."""
+"""Start real servers for the tests of one module, with the variables that ``make servers`` prints, and make workspaces that use them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A backup in the middle of a pipeline; then everything is destroyed, restored, and the pipeline goes on."""
+"""A backup is made in the middle of a pipeline; then everything is destroyed and restored, and the pipeline goes on."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What changes the manifests and the compose file for several GPUs and for other machines, merged as its readers merge it."""
+"""The components for several GPUs, an ingress and TLS change the manifests and the compose file as Kubernetes and Compose merge them."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What the files of deploy/ ask of servers and name to other machines, with real servers behind it."""
+"""Pools, probes, logins and addresses of the files of deploy/ work with real servers."""
 
 import datetime
 import ipaddress

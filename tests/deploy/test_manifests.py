@@ -1,4 +1,4 @@
-"""The files of deploy/ against the schemas of those who read them, without a network."""
+"""The files of deploy/ are valid by the schemas of the programs that read them; no network is used."""
 
 import json
 import re

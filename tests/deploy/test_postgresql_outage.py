@@ -1,4 +1,4 @@
-"""A PostgreSQL beneath Prefect and MLflow that ends while a run is under way, and is started again; only stages are fake."""
+"""A run survives when the PostgreSQL beneath Prefect and MLflow ends and is started again; only stages are fake."""
 
 import os
 import re

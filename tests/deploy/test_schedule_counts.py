@@ -1,4 +1,4 @@
-"""How the scheduling benchmark counts what was lost and what was doubled."""
+"""The scheduling benchmark counts lost and doubled work correctly."""
 
 from benchmarks.schedule_many_report import (
     STEPS_OF_A_PIPELINE,

@@ -1,4 +1,4 @@
-"""``make servers`` with a real PostgreSQL, Prefect and MLflow, which all tests of this file share."""
+"""``make servers`` works with a real PostgreSQL, Prefect and MLflow, which all tests of this file share."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The Slurm scripts under bash, with a worker in place of Vantage's, and the signals that Slurm sends."""
+"""The Slurm scripts work under bash, with a worker in place of Vantage's, and with the signals that Slurm sends."""
 
 import os
 import signal

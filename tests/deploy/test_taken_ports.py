@@ -1,4 +1,4 @@
-"""A port that another process takes between the look at it and the server's start."""
+"""A server still starts if another process takes its port between the check of the port and the server's start."""
 
 import http.server
 import socket

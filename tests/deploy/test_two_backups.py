@@ -1,4 +1,4 @@
-"""Two calls that save or restore the same at once: one is complete, and the other is refused."""
+"""Of two calls that save or restore the same at once, one is complete and the other is refused."""
 
 import shutil
 from pathlib import Path

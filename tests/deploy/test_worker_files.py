@@ -1,4 +1,4 @@
-"""Workers in every kind of deployment: what they run, how long they may save, where their cache is, how a probe asks them."""
+"""Workers in every kind of deployment have valid options, the same time to save, a cache on a volume, and a probe."""
 
 import configparser
 import re

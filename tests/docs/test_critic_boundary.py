@@ -1,4 +1,4 @@
-"""The formulas of docs/critic_boundary/study against hand-worked cases and plain autograd, and its page against its data."""
+"""The formulas of docs/critic_boundary/study equal hand-worked cases and plain autograd, and its page equals its data."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page of the study of value bias against the numbers of its seeds."""
+"""The page of the study of value bias shows the numbers of its seeds."""
 
 import json
 from pathlib import Path

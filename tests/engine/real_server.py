@@ -1,4 +1,4 @@
-"""A real server of vLLM on a CPU: ``make test-engine``, as ``real_vllm.py``."""
+"""Test a real server of vLLM on a CPU: ``make test-engine``, as ``real_vllm.py``."""
 
 import os
 import signal

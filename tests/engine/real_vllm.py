@@ -1,4 +1,4 @@
-"""The real vLLM on a CPU: ``make test-engine``. The file's name keeps it out of ``make test``, whose environment has no vLLM.
+"""Test the real vLLM on a CPU: ``make test-engine``. The file's name keeps it out of ``make test``, whose environment has no vLLM.
 
 Models have random weights and heads of 32 numbers, the smallest that vLLM computes on a CPU.
 """

@@ -1,4 +1,4 @@
-"""A deployed pipeline that waits for a person: suspended in a real Prefect server, and resumed by its form."""
+"""A deployed pipeline that waits for a person is suspended in a real Prefect server, and its form resumes it."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A run whose reward has built-in verifiers: what is stored, recorded and planned again."""
+"""A run whose reward has built-in verifiers records its scores, the versions of libraries and the isolation."""
 
 import json
 from pathlib import Path

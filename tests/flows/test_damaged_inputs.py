@@ -1,4 +1,4 @@
-"""An artifact that is damaged while the run is under way: its bytes are compared before anything parses them."""
+"""When an artifact is damaged while the run is under way, its bytes are compared before anything parses them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Extensions in real child processes, ordered by a real Prefect server; and in a bucket, on another machine."""
+"""Stages are extended in real child processes, ordered by a real Prefect server; and in a bucket, on another machine."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A stage is trained further: by a recipe with more iterations, and by a gate; what the plan and every record make of it."""
+"""A recipe with more iterations, or a gate, trains a stage further; the plan and every record describe it."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`vantage gc`: what runs and registered models reach stays, the rest goes, beside running pipelines."""
+"""`vantage gc` keeps what runs and registered models reach, and removes the rest, beside running pipelines."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""A guard fires in a run: what run.json, the console, the ledger, the report, messages, the plan and the audit make of it."""
+"""A guard that fires in a run appears in run.json, the console, the ledger, the report, messages, the plan and the audit."""
 
 from pathlib import Path
 

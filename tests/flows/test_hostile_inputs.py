@@ -1,4 +1,4 @@
-"""What the loader refuses, through the command line: exit code 65, the problems on standard error, no traceback."""
+"""The command line ends with exit code 65, the problems on standard error and no traceback for what the loader refuses."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The recipe of docs/preference_losses.md and stages of the other losses, as real stages at reduced size, without Prefect."""
+"""The recipe of docs/preference_losses.md, and stages of the other losses, run as real stages at reduced size, without Prefect."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Runs whose reward asks a judge and a reward server: scores recomputed by hand, kills, reruns, audits, collectors."""
+"""Runs whose reward asks a judge and a reward server have scores that are recomputed by hand, and survive kills, reruns and audits."""
 
 import json
 import shutil

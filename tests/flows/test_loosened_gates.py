@@ -1,4 +1,4 @@
-"""A gate that closed is loosened by another run: what run.json, the ledger, the card, the audit and the policy make of it."""
+"""Another run loosens a gate that closed: run.json, the ledger, the card, the audit and the policy show it."""
 
 from pathlib import Path
 

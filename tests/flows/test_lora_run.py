@@ -1,4 +1,4 @@
-"""A run that trains adapters: their base, what is published, and what must stay."""
+"""A run that trains adapters stores them apart from their base; what is published can be loaded, and garbage collection keeps the base."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Five runs at once that share their first stages, beside ``status`` in a loop and ``cancel``: none fails, and nothing is made twice."""
+"""Five runs at once share their first stages, beside ``status`` in a loop and ``cancel``: none fails, and nothing is made twice."""
 
 import random
 import subprocess

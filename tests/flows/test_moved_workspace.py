@@ -1,4 +1,4 @@
-"""A workspace that is renamed while a run works in it: exit code 74, nothing at the old place, and the run can go on."""
+"""A run whose workspace is renamed ends with exit code 74, writes nothing at the old place, and can go on."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What people are told of a run by message: real servers on loopback, for Apprise's webhook and for e-mail."""
+"""People get messages about a run, from real servers on loopback: Apprise's webhook and e-mail."""
 
 import email
 import email.policy

@@ -1,4 +1,4 @@
-"""Numbers in Prefect's forms: one beyond 64 bits would break its pages and its API for everyone."""
+"""Prefect's forms take no number beyond 64 bits, which would break its pages and its API for everyone."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Real store and real outbox; only what the stages compute is made up.
+"""The orchestrator works with a real store and a real outbox; only what the stages compute is made up.
 
 Stages run in children where a test looks at these: what makes all of it once, what hangs, is stopped, or runs beside another.
 """

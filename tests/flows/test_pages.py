@@ -1,4 +1,4 @@
-"""MLflow's and Prefect's own pages of one run, in a real browser: what docs/pages.md says they show."""
+"""MLflow's and Prefect's own pages of one run show in a real browser what docs/pages.md describes."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Runs ordered by a real Prefect server (one for the module), with fake stages in real child processes."""
+"""A real Prefect server (one for the module) orders runs of fake stages in real child processes."""
 
 import json
 import os

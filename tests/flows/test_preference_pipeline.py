@@ -1,4 +1,4 @@
-"""Pairs sampled from a policy, and everything that learns from them: real stages at reduced size, without Prefect."""
+"""Pairs are sampled from a policy, and all stages that learn from pairs use them: real stages at reduced size, without Prefect."""
 
 from collections.abc import Iterator
 from pathlib import Path

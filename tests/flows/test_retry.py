@@ -1,4 +1,4 @@
-"""The consequence of a failed attempt, and what its message asks a person to do."""
+"""Each failed attempt has the right consequence, and its message says what a person has to do."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Runs that reused everything get a flow run in Prefect, by a made-up Prefect."""
+"""Runs that reused everything get a flow run in Prefect, which is made up here."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Runs whose reward asks a language model of the run: scores by transformers, reruns with and without kept answers, kills, audits."""
+"""Runs whose reward asks a language model of the run have transformers' scores, and survive reruns, kills and audits."""
 
 import json
 import shutil

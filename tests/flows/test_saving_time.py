@@ -1,4 +1,4 @@
-"""The warning of a checkpoint that takes longer to write than the grace period."""
+"""A run warns of a checkpoint that takes longer to write than the grace period."""
 
 import json
 import os

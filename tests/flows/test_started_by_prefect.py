@@ -1,4 +1,4 @@
-"""The flow started from Prefect's own API, with nothing but JSON: as its run form, a deployment or a schedule would."""
+"""Prefect's own API starts the flow with nothing but JSON, as its run form, a deployment or a schedule would."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Runs with a teacher behind a server: what is recorded, what an audit reads, and a rerun and a resumed run that ask nothing twice."""
+"""Runs with a teacher behind a server record its answers for audits; a rerun and a resumed run ask nothing twice."""
 
 import shutil
 from collections.abc import Iterator

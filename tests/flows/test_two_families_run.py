@@ -1,4 +1,4 @@
-"""Runs whose reward models are of other families than the policy: trained from another model, from a folder, and from MLflow."""
+"""Runs use reward models of other families than the policy: trained from another model, from a folder, and from MLflow."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Stages and sampler on a real GPU: ``make test-gpu``. The file's name keeps it out of ``make test``, whose machine may have none.
+"""Test stages and sampler on a real GPU: ``make test-gpu``. The file's name keeps it out of ``make test``, whose machine may have none.
 
 It needs torch, transformers, pydantic and what ``pip install -e '.[dev]'`` brings beside them; neither Prefect nor MLflow.
 """

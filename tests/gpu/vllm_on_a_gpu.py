@@ -1,4 +1,4 @@
-"""vLLM in the stage's process on a real GPU: ``make test-gpu``, where vllm is installed.
+"""Test vLLM in the stage's process on a real GPU: ``make test-gpu``, where vllm is installed.
 
 The file's name keeps it out of ``make test``. Models have random weights. Where Prefect is missing, add ``--confcutdir tests/gpu``.
 """

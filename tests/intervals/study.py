@@ -1,4 +1,4 @@
-"""How often gates open by chance: data is drawn whose true metric equals the gate's bound, and judged as a stage's is.
+"""Measure how often gates open by chance: draw data whose true metric equals the gate's bound, and judge it as a stage's is judged.
 
 ``python -m tests.intervals.study`` prints the table of docs/intervals.md.
 """

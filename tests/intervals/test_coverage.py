@@ -1,4 +1,4 @@
-"""How often a gate opens by chance: exactly where outcomes can be counted, else by simulation; see docs/intervals.md."""
+"""Gates open by chance as rarely as docs/intervals.md claims: exactly where outcomes can be counted, else by simulation."""
 
 import math
 

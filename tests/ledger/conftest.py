@@ -1,4 +1,4 @@
-"""One MLflow database, made once, and a workspace with a copy of it."""
+"""Make one MLflow database once, and a workspace with a copy of it."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A sender that is killed after every single call that writes, and what another makes of the outbox."""
+"""Kill a sender after every single call that writes, and let another send the rest of the outbox."""
 
 import shutil
 import sqlite3

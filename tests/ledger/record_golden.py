@@ -1,4 +1,4 @@
-"""Records the golden files: what MLflow contains after the outboxes of some small runs were sent to an empty database.
+"""Record the golden files: what MLflow contains after the outboxes of some small runs were sent to an empty database.
 
 Run ``python -m tests.ledger.record_golden`` from the root of the repository, and read the difference before it is committed:
 the files are what the audit is tested against, so that they are never written by a test.

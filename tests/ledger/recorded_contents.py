@@ -1,4 +1,4 @@
-"""Everything that a database of MLflow contains of some runs, as MLflow's own client reads it, and the way back.
+"""Read everything that a database of MLflow contains of some runs, through MLflow's own client, and write it back.
 
 Ids that MLflow draws are replaced: ``{run:RUN/STAGE}``, ``{model:RUN/STAGE}`` and ``{experiment}``. The texts of pages are
 left out, since people read them and no audit does.

@@ -1,4 +1,4 @@
-"""A small pipeline as the ledger is told of it, and what MLflow then holds."""
+"""Record a small pipeline in the ledger, and read what MLflow then holds."""
 
 import hashlib
 import json

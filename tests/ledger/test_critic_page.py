@@ -1,4 +1,4 @@
-"""The page about critics: whole, safe, the same each time, and with every number of the diagnosis that has a table."""
+"""The page about critics is whole, safe, the same each time, and has every number of the diagnosis that has a table."""
 
 import re
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""What a run's operations add up to."""
+"""The operations of a run add up to its entries."""
 
 import pytest
 

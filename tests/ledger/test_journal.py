@@ -1,4 +1,4 @@
-"""The metric journal: what a kill, a resume and a reader find."""
+"""The metric journal stays readable through kills and resumes."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The card of a model, from entries written out by hand."""
+"""The card of a model follows from entries that are written out by hand."""
 
 from dataclasses import replace
 

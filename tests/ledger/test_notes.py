@@ -1,4 +1,4 @@
-"""How the pages read."""
+"""The pages of runs, stages and models in MLflow have the verdict, links and reasons, and no text breaks their tables."""
 
 from types import SimpleNamespace
 from typing import Any

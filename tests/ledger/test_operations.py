@@ -1,4 +1,4 @@
-"""Operations on their way through the outbox."""
+"""Operations survive the outbox, and their times have a date that can be read."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The queue on disk: what is in it after kills at the worst places."""
+"""The queue on disk holds the right operations after kills at the worst places."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""A model that is the one it came from, or is measured against, is said to be."""
+"""The records say so where a model equals the one that it started from, or the one that it is measured against."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Replays of an outbox, and the chain of its lines: after the first line with a digest of its predecessor, every line has one."""
+"""An outbox can be replayed, and its lines are a chain: after the first line with a digest of its predecessor, every line has one."""
 
 import hashlib
 from typing import Any

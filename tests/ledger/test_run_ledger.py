@@ -1,4 +1,4 @@
-"""The ledger's own end: what it loads, and an outbox that it can neither read nor write."""
+"""The ledger loads little, and copes with an outbox that it can neither read nor write."""
 
 import errno
 import os

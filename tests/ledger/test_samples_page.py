@@ -1,4 +1,4 @@
-"""The page of samples: whole, safe, and with the texts as they are."""
+"""The page of samples is whole and safe, and shows the texts as they are."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sending in the background: servers that are down, come, go and lose answers, and what the next run makes up for."""
+"""Records are sent in the background while servers are down, come, go and lose answers; the next run sends what is left."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Times of records when the wall clock is moved."""
+"""Recorded times keep their order and distances when the wall clock is moved."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which MLflow, and what may be shown of its address."""
+"""An address of MLflow is accepted or refused by rule, and shown without its password."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Operations of a small run, and what they add up to."""
+"""Make the operations of a small run, and the entries that they add up to."""
 
 from tests.ledger.small_run import artifact, sha
 from vantage.ledger.entries import RunEntry, apply_operation

@@ -1,4 +1,4 @@
-"""The verifier of GSM8K's problems, on hand-made cases: ways to write an answer, and answers that are wrong."""
+"""The verifier of GSM8K's problems accepts right answers in the ways that people write them, and no wrong ones."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Tasks of Reasoning Gym: rows of a file, which the built-in verifier judges; without the package, plain words."""
+"""Tasks of Reasoning Gym become rows whose answers are right; without the package, a message says what to install."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The prompts and the verifiers of cheerful stories."""
+"""The recipe of cheerful stories has the prompts that its script writes, and rewards of a few steps."""
 
 import json
 import subprocess

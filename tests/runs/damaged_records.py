@@ -1,4 +1,4 @@
-"""Records that are damaged by a number: of runs and artifacts, beside outboxes and stages, of people, and of models in MLflow."""
+"""Damage records by a number: of runs and artifacts, beside outboxes and stages, of people, and of models in MLflow."""
 
 import json
 import random

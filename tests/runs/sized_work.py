@@ -1,4 +1,4 @@
-"""Fake stages whose models have the configuration of the quickstart's model."""
+"""Compute fake stages whose models have the configuration of the quickstart's model."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A gate that waits for a person: what waits, who may go on, and for what an answer holds."""
+"""A gate waits for a person: the right people may answer, and an answer holds for exactly what it was about."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A workspace in a bucket: several machines see, resume and take over the same runs."""
+"""Several machines see, resume and take over the same runs of a workspace in a bucket."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What is printed, on a terminal and where there is none."""
+"""The console prints the right lines, on a terminal and where there is none."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""What run.json says is checked against the artifacts: metrics as they are, verdicts recomputed."""
+"""The contents of run.json are checked against the artifacts: metrics as they are, verdicts computed again."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What `plan` and `status` say, and end with, when what is stored was damaged."""
+"""`plan` and `status` report damage to what is stored, and end with the right exit code."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""An estimate of a recipe whose model another run has made, or is going to make."""
+"""A recipe whose model another run has made, or is going to make, can be estimated."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each check against something that is really wrong."""
+"""Each check finds something that is really wrong."""
 
 import http.server
 import threading

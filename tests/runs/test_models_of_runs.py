@@ -1,4 +1,4 @@
-"""A recipe whose model is a stage of another run: what is found, pinned, planned, kept and refused."""
+"""A recipe may start from a stage of another run: what is found, pinned, planned, kept and refused."""
 
 import json
 import re

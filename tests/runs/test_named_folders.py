@@ -1,4 +1,4 @@
-"""A folder that a command is given as a model: what its files may contain."""
+"""A folder that is given to a command as a model is read, and refused by name where one of its settings cannot be used."""
 
 import json
 import os

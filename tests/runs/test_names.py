@@ -1,4 +1,4 @@
-"""One order of meanings: what each text means in each situation, and what is refused with which remedy."""
+"""Each name has one meaning in each situation, by one order of meanings, or is refused with a remedy."""
 
 import shutil
 from collections.abc import Iterator

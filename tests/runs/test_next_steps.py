@@ -1,4 +1,4 @@
-"""What is printed after a gate has closed can be pasted, and does what it says."""
+"""The lines that are printed after a gate has closed can be pasted, and do what they promise."""
 
 import re
 import shlex

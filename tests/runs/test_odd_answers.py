@@ -1,4 +1,4 @@
-"""Answers that were not given to the question where they are found, and files that are no answers."""
+"""Answers that belong to another question, and files that are no answers, do not count."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""From which state of the code a run is made; the digest and the revision themselves have tests of their own."""
+"""A run records the state of the code that made it; the digest and the revision have tests of their own."""
 
 import getpass
 

@@ -1,4 +1,4 @@
-"""Commands as they are printed are commands that a shell runs."""
+"""Commands that Vantage prints are commands that a shell runs."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Plans against stores that fake stages have filled."""
+"""Plans are right on stores that fake stages have filled."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A recipe that goes on from another run's policy: real stages at reduced size, audited back to the first run's data."""
+"""A recipe goes on from another run's policy: real stages at reduced size, audited back to the first run's data."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A verdict against a registered model of MLflow: real stages at reduced size, and a real MLflow."""
+"""A verdict compares with a registered model of MLflow: real stages at reduced size, and a real MLflow."""
 
 import io
 import json

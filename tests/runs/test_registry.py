@@ -1,4 +1,4 @@
-"""Registered models that a person names: whether there is one, what was published as it, and how often MLflow is asked."""
+"""A registered model that a person names is found or not, with what was published as it, and MLflow is asked rarely."""
 
 from typing import Any
 

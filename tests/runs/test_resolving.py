@@ -1,4 +1,4 @@
-"""Learning rates left to the model, on the command line."""
+"""Learning rates that are left to the model are filled in on the command line."""
 
 import json
 import shutil

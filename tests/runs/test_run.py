@@ -1,4 +1,4 @@
-"""Runs in real folders, with real locks; another process is one that holds the lock through its own descriptor."""
+"""Runs are kept in real folders with real locks; another process is one that holds the lock through its own descriptor."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A run as a person names it."""
+"""A run is found by the names that people give it."""
 
 from pathlib import Path
 

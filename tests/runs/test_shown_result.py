@@ -1,4 +1,4 @@
-"""The end of a run on terminals of 80 and 160 columns: what came out, where to look, what to do next, and nothing twice."""
+"""The end of a run shows what came out, where to look and what to do next, once each, on terminals of 80 and 160 columns."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Warnings of our loggers reach whoever shows a run, once, whatever Prefect does with the root logger."""
+"""Warnings of our loggers reach the process that shows a run, once, whatever Prefect does with the root logger."""
 
 import io
 import logging

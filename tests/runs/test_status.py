@@ -1,4 +1,4 @@
-"""Runs looked at from outside."""
+"""``vantage status`` describes runs from outside."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The end of a run: what was compared, where models lie, and how to ask the policy."""
+"""The end of a run names what was compared, where models lie, and how to ask the policy."""
 
 import shlex
 from pathlib import Path

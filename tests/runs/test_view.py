@@ -1,4 +1,4 @@
-"""The one reader of a run, with every kind of damage made by hand."""
+"""The one reader of a run copes with every kind of damage, each made by hand."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Lines on a narrow terminal: broken between words, by hand and against Python's textwrap; paths stay whole."""
+"""Lines on a narrow terminal break between words, as by hand and by Python's textwrap; paths stay whole."""
 
 import io
 import textwrap

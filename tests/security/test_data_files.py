@@ -1,4 +1,4 @@
-"""Data from outside as an attacker makes it: what reads it runs nothing of it."""
+"""Reading data that an attacker made runs nothing of it."""
 
 import json
 import pickle

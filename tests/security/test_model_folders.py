@@ -1,4 +1,4 @@
-"""A model's folder from outside as an attacker makes it: nothing in it runs, whatever it is called and wherever it stands."""
+"""Nothing in a model's folder that an attacker made runs, whatever its name and place."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Names that an attacker chooses, where they become a path, a query, a cell or a lock."""
+"""Names that an attacker chooses are safe where they become a path, a query, a cell or a lock."""
 
 import csv
 import io

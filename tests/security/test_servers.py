@@ -1,4 +1,4 @@
-"""Every server that Vantage's own code or files start: on loopback or behind a login, and without dangerous switches."""
+"""Every server that Vantage's own code or files start is on loopback or behind a login, and has no dangerous switches."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A run of fake stages whose recipe signs, made once and copied for each test that changes something."""
+"""Make a run of fake stages whose recipe signs, once, and copy it for each test that changes something."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""``vantage keys`` and ``vantage sign`` as a user types them."""
+"""``vantage keys`` and ``vantage sign`` work as a user types them."""
 
 import json
 from pathlib import Path

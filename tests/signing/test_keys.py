@@ -1,4 +1,4 @@
-"""Keys: made once, never written over, private, and refused with a remedy where they cannot be used."""
+"""Keys are made once, never overwritten, private, and refused with a remedy where they cannot be used."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The policy on publishing: it holds an alias back until the right keys have signed and the right user asks."""
+"""The policy on publishing holds an alias back until the right keys have signed and the right user asks."""
 
 import os
 import pwd

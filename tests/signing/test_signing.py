@@ -1,4 +1,4 @@
-"""Signing while a run goes on, and afterwards: what is signed, with what, and what happens when it cannot be."""
+"""A run signs the right artifacts while it goes on and afterwards, and copes where it cannot sign."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Statements: in-toto's and SLSA's own classes read them, and the same artifact gives the same bytes."""
+"""In-toto's and SLSA's own classes read the statements, and the same artifact gives the same bytes."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Tampering with artifacts, refs, statements and signatures: each is found with the public key alone."""
+"""Tampering with artifacts, refs, statements and signatures is found with the public key alone."""
 
 import base64
 import hashlib

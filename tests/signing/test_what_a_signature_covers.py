@@ -1,4 +1,4 @@
-"""What a signature covers beyond files: uncertainties, verdicts in a run's record, each of several statements, links."""
+"""A signature covers more than files: uncertainties, verdicts in a run's record, each of several statements, links."""
 
 import json
 from pathlib import Path

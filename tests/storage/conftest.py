@@ -1,4 +1,4 @@
-"""Storages of both kinds, and processes that use them."""
+"""Make storages of both kinds, and processes that use them."""
 
 import os
 from collections.abc import Iterator

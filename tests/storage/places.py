@@ -1,4 +1,4 @@
-"""A storage of either kind, seen from several machines, and processes that can be killed while they use it."""
+"""Show a storage of either kind to several machines, and start processes that can be killed while they use it."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""What a power loss leaves of a folder, worked out from the order of the operations on it."""
+"""Work out what a power loss leaves of a folder, from the order of the operations on it."""
 
 import itertools
 import os

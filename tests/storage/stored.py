@@ -1,4 +1,4 @@
-"""An artifact in a storage, made and read as a stage and its reader do."""
+"""Make and read an artifact in a storage, as a stage and its reader do."""
 
 import multiprocessing
 import os

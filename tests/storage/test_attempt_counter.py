@@ -1,4 +1,4 @@
-"""The number of an attempt: one above every earlier one, also where nobody can read how many there were."""
+"""The number of an attempt is one above every earlier one, also where nobody can read how many there were."""
 
 import logging
 from pathlib import Path

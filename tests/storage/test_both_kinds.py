@@ -1,4 +1,4 @@
-"""What a storage promises, in a folder and in a bucket: reuse, refusals, damage, fencing, exclusion, many writers."""
+"""A storage keeps its promises in a folder and in a bucket: reuse, refusals, damage, fencing, exclusion, many writers."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a kill, a lost answer or a request that fails leaves in a bucket, at each request in turn."""
+"""A kill, a lost answer or a failed request, at each request in turn, leaves a bucket that can be used."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Variables of object storages that are empty, or that obstore ends a process at: left out, or refused by name."""
+"""Environment variables of object storages that are empty, or at which obstore ends a process, are left out or refused by name."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""File operations: their order, and what stays when one fails."""
+"""File operations have a durable order, and the right files stay when one fails."""
 
 import multiprocessing
 import os

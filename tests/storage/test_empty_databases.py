@@ -1,4 +1,4 @@
-"""New databases: migrated once on a machine, and nothing of one workspace in another's."""
+"""New databases are migrated once on a machine, and hold nothing of another workspace."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Environments in a storage: once for each digest, in a folder and in a bucket."""
+"""Environments are stored once for each digest, in a folder and in a bucket."""
 
 import hashlib
 from pathlib import Path

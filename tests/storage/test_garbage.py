@@ -1,4 +1,4 @@
-"""Small files of the store that hold anything but what was written: a run goes on, and fencing stays safe."""
+"""A run goes on and fencing stays safe when small files of the store hold anything but what was written."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Each file has its own hash, whatever the order in which files are read: that of their sizes."""
+"""Each file has its own hash, although files are read in the order of their sizes."""
 
 import hashlib
 from collections.abc import Iterator

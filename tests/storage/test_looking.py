@@ -1,4 +1,4 @@
-"""What can be asked of a storage without changing it, on a folder and in a bucket."""
+"""A storage can be read without changing it, in a folder and in a bucket."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Derived files: intact, or none."""
+"""A derived file is read if it is intact, and otherwise counts as missing."""
 
 from pathlib import Path
 

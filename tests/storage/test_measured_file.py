@@ -1,4 +1,4 @@
-"""What was measured stands under the artifact's manifest, and a ref that says otherwise is not believed."""
+"""What was measured is stored under the artifact's manifest, and a ref that contradicts it is not believed."""
 
 import hashlib
 import json

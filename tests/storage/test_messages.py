@@ -1,4 +1,4 @@
-"""Messages about an attempt on another machine, and the logs of several of them one after another."""
+"""Messages about an attempt arrive from another machine, and the logs of several attempts one after another."""
 
 from obstore.store import MemoryStore
 

@@ -1,4 +1,4 @@
-"""The copies of objects on a machine: bounded, shared by its processes, whole whenever one is killed."""
+"""The copies of objects on a machine are bounded, shared by its processes, and whole whenever one is killed."""
 
 import fcntl
 import itertools

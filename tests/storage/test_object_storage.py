@@ -1,4 +1,4 @@
-"""Storage in a bucket, against an S3 server: reuse, damage, fencing, leases, and what a kill leaves behind."""
+"""Storage in a bucket works with an S3 server: reuse, damage, fencing, leases, and after a kill."""
 
 from pathlib import Path
 from typing import Any

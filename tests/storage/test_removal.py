@@ -1,4 +1,4 @@
-"""What is not needed is removed from both kinds of storage, beside those who use it, whenever the remover is killed."""
+"""Artifacts that nobody needs are removed from both kinds of storage, beside processes that use it, whenever the remover is killed."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""What stays of a removed artifact: its manifest, metrics and refs, when it went, why and by whom; in both storages."""
+"""A removed artifact leaves its manifest, metrics and refs, with when it went, why and by whom; in both storages."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A sealed folder: its digest, and every way to damage it."""
+"""A sealed folder has a digest, and every way to damage it is found."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The store: reuse, damage, fencing and exclusion."""
+"""The store reuses artifacts, finds damage, fences and excludes."""
 
 import hashlib
 import multiprocessing

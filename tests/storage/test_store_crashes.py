@@ -1,4 +1,4 @@
-"""What a kill, a full disk or a power loss in the middle of a commit leaves in the store."""
+"""A kill, a full disk or a power loss in the middle of a commit leaves a store that can be used."""
 
 import errno
 import itertools

@@ -1,4 +1,4 @@
-"""Runs whose stages keep the answers that they were given."""
+"""Make runs whose stages keep the answers that they were given."""
 
 from pathlib import Path
 

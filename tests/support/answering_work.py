@@ -1,4 +1,4 @@
-"""Fake stages that read their scores from answers, as a stage with a judge does; each question that is asked is marked."""
+"""Compute fake stages that read their scores from answers, as a stage with a judge does, and mark each question that is asked."""
 
 from tests.support.fake_work import mark
 from tests.support.fake_work import run_stage as run_fake_stage

@@ -1,4 +1,4 @@
-"""One test that checks many items of one kind, where a test for each would only check that a name or a text is there."""
+"""Check many items of one kind in one test, where a test for each would only check that a name or a text exists."""
 
 import copy
 import functools

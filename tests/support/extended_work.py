@@ -1,4 +1,4 @@
-"""Fake stages whose policy stage is a real loop of ``iterations`` steps: its ``test_score`` is the number of them."""
+"""Compute fake stages whose policy stage is a real loop of ``iterations`` steps: its ``test_score`` is the number of them."""
 
 import os
 import signal

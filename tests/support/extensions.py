@@ -1,4 +1,4 @@
-"""Real extensions of Vantage, one of each sort, as a maintainer would write them: new files, and text put into files."""
+"""Extend Vantage with one real extension of each sort, as a maintainer would: new files, and text put into files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The flow with fake stages behind it, as a deployment's entrypoint: ``tests.support.fake_flow.pipeline``."""
+"""Offer the flow with fake stages behind it as a deployment's entrypoint: ``tests.support.fake_flow.pipeline``."""
 
 from tests.support.faked_stages import compute_with
 

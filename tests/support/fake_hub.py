@@ -1,4 +1,4 @@
-"""A Hugging Face hub of one machine: it serves datasets' repositories at one commit over loopback, and counts what is fetched."""
+"""Serve a Hugging Face hub of one machine: datasets' repositories at one commit over loopback, with a count of what is fetched."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A small HTTP server for tests that judges as OpenAI-compatible endpoints do, and scores as reward servers do, with faults on request.
+"""Serve small answers over HTTP for tests, as OpenAI-compatible judges and reward servers do, with faults on request.
 
 A score is a function of the texts alone (``points``), so that a test knows each without asking.
 """

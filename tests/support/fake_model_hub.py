@@ -1,4 +1,4 @@
-"""A Hugging Face hub of one machine that takes commits of models over loopback, large files by LFS, and gives them back."""
+"""Serve a Hugging Face hub of one machine that takes commits of models over loopback, large files by LFS, and gives them back."""
 
 import base64
 import hashlib

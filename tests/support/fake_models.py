@@ -1,4 +1,4 @@
-"""Fake stages whose artifacts MLflow takes for models: the two files that a description needs lie beside the weights.
+"""Compute fake stages whose artifacts MLflow takes for models: the two files that a description needs lie beside the weights.
 
 SFT measures ``test_nll`` 0.5 too, which gates may read.
 """

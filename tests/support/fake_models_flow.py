@@ -1,4 +1,4 @@
-"""As ``tests.support.fake_flow``, with the stages of ``tests.support.fake_models``."""
+"""Offer the flow of ``tests.support.fake_flow`` with the stages of ``tests.support.fake_models``."""
 
 from tests.support.faked_stages import compute_with
 

@@ -1,4 +1,4 @@
-"""Stages that misbehave in one way each; run by name in a child process, never imported by a test."""
+"""Run stages that misbehave in one way each; a child process runs this module by name, and no test imports it."""
 
 import logging
 import os

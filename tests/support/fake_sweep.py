@@ -1,4 +1,4 @@
-"""`vantage` with fake stages whose evaluation measures something of its own for every arm and seed."""
+"""Run `vantage` with fake stages whose evaluation measures something of its own for every arm and seed."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line with fake stages behind it: ``python -m tests.support.fake_vantage run RECIPE …``."""
+"""Run the command line with fake stages behind it: ``python -m tests.support.fake_vantage run RECIPE …``."""
 
 from tests.support.faked_stages import compute_with
 

@@ -1,4 +1,4 @@
-"""A small module ``vllm`` for tests: the calls that Vantage makes, a model of transformers behind them, and faults on request."""
+"""Stand in for the module ``vllm`` in tests: the calls that Vantage makes, a model of transformers behind them, and faults on request."""
 
 import copy
 import hashlib

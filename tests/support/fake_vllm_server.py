@@ -1,5 +1,6 @@
-"""A small HTTP server for tests with the endpoints of ``vllm serve`` that Vantage calls: a model of transformers behind them, and
-faults on request. ``main`` takes the arguments of vLLM's own, and faults from the file that ``FAKE_VLLM_FAULTS`` names, once."""
+"""Serve the endpoints of ``vllm serve`` that Vantage calls over HTTP, for tests: a model of transformers behind them, and faults on request. ``main``
+takes the arguments of vLLM's own, and faults from the file that ``FAKE_VLLM_FAULTS`` names, once.
+"""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Stages that train nothing but keep the same books: checkpoints, journal, progress, deterministic files.
+"""Compute stages that train nothing but write what real ones write: checkpoints, journal, progress, deterministic files.
 
 A stage's "weights" are a hash chain over its configuration, its inputs' weights and its steps, so that a lost or
 doubled step, or a wrong input, shows in the artifact's digest. ``seconds.txt`` in the workspace says how long a

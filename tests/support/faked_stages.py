@@ -1,4 +1,4 @@
-"""Has a process compute every stage with a fake one; to be called before anything of ``flows`` is imported, or in a forked process."""
+"""Let a process compute every stage with a fake one. Call it before anything of ``flows`` is imported, or in a forked process."""
 
 import os
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""A small recipe, a workspace, one MLflow database and one Prefect server, for all tests of runs."""
+"""Make a small recipe, a workspace, one MLflow database and one Prefect server, for all tests of runs."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Processes forked from one whose imports are done, in place of executing Python anew.
+"""Fork processes from one whose imports are done, in place of executing Python anew.
 
 A ``ForkServer`` is a process that has loaded a list of modules. ``popen(COMMAND, …)`` of it is ``subprocess.Popen`` of
 ``[sys.executable, "-m", MODULE, …]``, ``[sys.executable, "-c", CODE, …]`` or ``[sys.executable, FILE, …]``: the process has the same

@@ -1,4 +1,4 @@
-"""Fake stages whose policy stage is a real loop with guards: its ``score_mean`` rises from 1 to 12, a step at a time."""
+"""Compute fake stages whose policy stage is a real loop with guards: its ``score_mean`` rises from 1 to 12, by 1 in each step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A model and data files that tests make themselves, in the shapes of real ones: a folder as from the Hub, and rows of instructions."""
+"""Make a model and data files in the shapes of real ones: a folder as from the Hub, and rows of instructions."""
 
 import json
 import random

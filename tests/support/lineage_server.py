@@ -1,4 +1,4 @@
-"""A server of OpenLineage on loopback that keeps the events that it is sent."""
+"""Serve OpenLineage on loopback, and keep the events that arrive."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Folders that all processes of a test run share: the first test to ask for one makes it, and the others wait for it."""
+"""Make folders that all processes of a test run share: the first test to ask for one makes it, and the others wait for it."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""The process that holds a model for ``vantage sample`` and ``export``, as a thread of the test: its imports take seconds."""
+"""Run the process that holds a model for ``vantage sample`` and ``export`` as a thread of the test: its imports take seconds."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What some tests need besides Python packages of the extra ``dev``, and how to get it.
+"""List what some tests need besides Python packages of the extra ``dev``, and how to get it.
 
     python -m tests.support.needs             names what is missing
     python -m tests.support.needs --debian    names the Debian packages that bring it, on one line

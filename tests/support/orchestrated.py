@@ -1,4 +1,4 @@
-"""Runs of fake stages without Prefect: what the tests of several modules drive."""
+"""Run fake stages without Prefect, for the tests of several modules."""
 
 import traceback
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What of ``vantage.attempts.launchers.forkserver`` does not need torch: a terminal's signals are not for the fork server."""
+"""Use the part of ``vantage.attempts.launchers.forkserver`` that needs no torch: a terminal's signals do not reach the fork server."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The packages of Vantage, as the tree has them: a folder each, and a link to it in ``vantage``."""
+"""List the packages of Vantage as the tree has them: a folder each, and a link to it in ``vantage``."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Workers of a pool, which share nothing with a run but a bucket and a Prefect server; only stages are fake."""
+"""Start workers of a pool, which share nothing with a run but a bucket and a Prefect server; only stages are fake."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A stage of several ranks that can be made to misbehave; run by name in child processes, never imported by a test."""
+"""Run a stage of several ranks that can be made to misbehave; child processes run this module by name, and no test imports it."""
 
 import os
 import time

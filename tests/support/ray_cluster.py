@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine whose nodes can be lost; run as a program: one command a line, one answer a line."""
+"""Run a Ray cluster on this machine whose nodes can be lost, as a program: one command a line, one answer a line."""
 
 import json
 import sys

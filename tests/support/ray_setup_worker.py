@@ -1,5 +1,6 @@
-"""The script with which Ray's nodes start each worker (``ray_cluster``): a fork of a process that has loaded torch and what
-Ray imports. Ray insists on the end of its name."""
+"""Start each worker of Ray's nodes (``ray_cluster``) as a fork of a process that has loaded torch and what Ray imports. Ray insists on the end of
+this file's name.
+"""
 
 import argparse
 import runpy

@@ -1,4 +1,4 @@
-"""Runs with fake stages under a real Prefect server, in this process or in one of their own, and what Prefect shows of them."""
+"""Run fake stages under a real Prefect server, in this process or in another one, and read what Prefect shows of the run."""
 
 import io
 import subprocess

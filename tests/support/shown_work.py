@@ -1,4 +1,4 @@
-"""Fake stages that leave all that a page shows: models, curves, uncertain numbers, responses; run by name in a child process."""
+"""Compute fake stages that leave all that a page shows: models, curves, uncertain numbers, responses; a child process runs this module by name."""
 
 from pathlib import Path
 

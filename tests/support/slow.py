@@ -1,4 +1,4 @@
-"""Cases of a parametrized test that run in the slow tier only, beside others that run each time."""
+"""Mark cases of a parametrized test that run in the slow tier only, beside others that run each time."""
 
 from typing import Any
 

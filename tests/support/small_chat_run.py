@@ -1,4 +1,4 @@
-"""A run of real stages on a chat model of a few thousand parameters, which learns to say one word and to stop."""
+"""Run real stages on a chat model of a few thousand parameters, which learns to say one word and to stop."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stand for a program that somebody else starts by its command, and that is forked (``fork_server``):
+"""Replace a program that somebody else starts by its command, and that is forked (``fork_server``):
 
     python -m tests.support.stand_in MODULE ARGUMENTS
 

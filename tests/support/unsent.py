@@ -1,4 +1,4 @@
-"""Runs that send nothing to MLflow, for tests that look at their own records alone: two thirds of a run of fake stages are writing to it."""
+"""Make runs that send nothing to MLflow, for tests of their own records alone: two thirds of a run of fake stages are writing to it."""
 
 from vantage.ledger.sender import Sender
 

@@ -1,4 +1,4 @@
-"""The machine, the image and what is installed; and that nothing of it names a person, a host or a path."""
+"""An attempt describes the machine, the image and the installed packages; nothing in it names a person, a host or a path."""
 
 import getpass
 import hashlib

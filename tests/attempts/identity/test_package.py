@@ -1,4 +1,4 @@
-"""The digest of our installed files: what changes it, and that an installed copy has the digest of its checkout."""
+"""The digest of our installed files changes with each file that a run can read, and an installed copy has its checkout's digest."""
 
 import hashlib
 import json

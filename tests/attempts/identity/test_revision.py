@@ -1,4 +1,4 @@
-"""Which commit the code is, against git itself."""
+"""The commit of the code, and what was changed in it, are those that git reports."""
 
 import json
 import os

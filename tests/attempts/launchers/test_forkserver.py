@@ -1,4 +1,4 @@
-"""What the fork server preloads, what it leaves to the stages that want it, and how long torch's threads wait."""
+"""The fork server preloads all modules but those that no stage uses, and torch's waiting threads leave their CPU to others."""
 
 import importlib.util
 import os

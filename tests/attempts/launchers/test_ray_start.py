@@ -1,4 +1,4 @@
-"""Stages of several nodes without a cluster: which nodes are waited for, how ranks are placed, and what their end means."""
+"""Stages of several nodes, tested without a cluster: which nodes they wait for, how ranks are placed, and what their end means."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Stages of several nodes: a real Ray cluster of this machine, gloo ranks; what they compute is in ``ranked_stages``.
+"""Stages of several nodes run on a real Ray cluster of this machine with gloo ranks; ``ranked_stages`` has what they compute.
 
 The last test is a whole run whose stage loses one of its two nodes: what people see meanwhile, and what is recorded of it.
 All are in one file, since they share the cluster.

@@ -1,4 +1,4 @@
-"""A stream through which no secret and no control code passes."""
+"""No secret and no control code passes through the stream."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What an error means; the life of a whole process is tested in ``test_launch``."""
+"""Each error gets its exit code; the life of a whole process is tested in ``test_launch``."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Stages of several ranks: real torchrun agents with gloo ranks; what they compute is in ``ranked_stages``."""
+"""Stages of several ranks run under real torchrun agents with gloo ranks; ``ranked_stages`` has what they compute."""
 
 import os
 import signal

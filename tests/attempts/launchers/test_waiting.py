@@ -1,4 +1,4 @@
-"""What a stage reports that waits for the nodes of a Ray cluster, and how many nodes it takes; Ray is not needed."""
+"""A stage that waits for the nodes of a Ray cluster shows what it waits for, and how many nodes it takes; Ray is not needed."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When a process counts as hung; that it is then killed, with its stacks in the log, is tested in ``test_launch``."""
+"""A process counts as hung by rule; that it is then killed, with its stacks in the log, is tested in ``test_launch``."""
 
 import signal
 import subprocess

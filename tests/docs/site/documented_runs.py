@@ -1,4 +1,4 @@
-"""The commands of the pages as they are run on one finished run of fake stages, and those that are not, each with the reason."""
+"""Run the commands of the pages on one finished run of fake stages; list those that are not run, each with the reason."""
 
 import re
 from collections.abc import Iterator

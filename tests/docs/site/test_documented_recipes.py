@@ -1,4 +1,4 @@
-"""The recipes of the pages, and their parts, have the form that recipes have: each block of YAML is read, and each field is known."""
+"""The recipes of the pages, and parts of recipes, have a recipe's form: each block of YAML is read, and each field is known."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A worker of a pool, and the workspace in a bucket that a run shares with it."""
+"""Start a worker of a pool, and make a workspace in a bucket that a run shares with it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The probe of a worker's container."""
+"""The probe of a worker's container answers whether the worker still asks for work."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What an attempt leaves on its worker's disk."""
+"""An attempt leaves on its worker's disk what a resume needs, sends its log and journal, and hears what a person asks."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Pipelines whose worker or process is lost before their first heartbeat: Prefect's own server finds them, and starts them again."""
+"""Prefect's own server finds pipelines whose worker or process is lost before their first heartbeat, and starts them again."""
 
 import time
 from collections.abc import Iterator

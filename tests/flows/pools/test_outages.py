@@ -1,4 +1,4 @@
-"""A Prefect server that stops while a worker computes, and is started again; only stages are fake."""
+"""Attempts survive a Prefect server that stops while a worker computes, and is started again; only stages are fake."""
 
 from collections.abc import Iterator
 from pathlib import Path

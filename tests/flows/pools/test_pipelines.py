@@ -1,4 +1,4 @@
-"""A recipe as a deployment: what is registered, what a second time changes, and what is refused."""
+"""A recipe becomes a deployment: what is registered, what a second time changes, and what is refused."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What a run makes of what it sees of its attempt, by a made-up Prefect; tests of real servers are in ``test_workers``."""
+"""A run judges its attempt by what Prefect shows of it; Prefect is made up here, and ``test_workers`` has real servers."""
 
 import threading
 from collections.abc import Iterator

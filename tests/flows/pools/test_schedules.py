@@ -1,4 +1,4 @@
-"""Check when a deployment is started: a schedule that is never due, beyond Prefect's dates or too slow to work out is refused before Prefect gets it."""
+"""A schedule that is never due, beyond Prefect's dates or too slow to work out is refused before Prefect gets it."""
 
 import asyncio
 import datetime

@@ -1,4 +1,4 @@
-"""GPUs of a machine among processes that know nothing of each other."""
+"""Processes that know nothing of each other share the GPUs of a machine: no GPU is held twice."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Stages on workers of a pool, which share nothing with the run but a bucket and a Prefect server; only stages are fake."""
+"""Stages run on workers of a pool, which share nothing with the run but a bucket and a Prefect server; only stages are fake."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The flow runs that get another state once their server answers, by a made-up Prefect."""
+"""Flow runs and task runs get the state of their records once their server answers; Prefect is made up."""
 
 import asyncio
 from types import SimpleNamespace

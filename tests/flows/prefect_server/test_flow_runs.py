@@ -1,4 +1,4 @@
-"""What a real Prefect server shows of runs that end badly: cancelled there, failed, killed, or cut off from it."""
+"""A real Prefect server shows how runs ended: cancelled there, failed, killed, or cut off from the server."""
 
 import os
 import re

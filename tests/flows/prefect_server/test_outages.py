@@ -1,4 +1,4 @@
-"""The lines that are printed of a server that does not answer, and how long a worker's loops go on asking."""
+"""A server that does not answer is reported once a minute, and the loops of a worker outlast the outage."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Proxies and certificates that Prefect's client cannot use: cleared where all is on this machine, refused by name where it is not."""
+"""Proxies and certificates that Prefect's client cannot use are cleared where all is on this machine, else refused by name."""
 
 import importlib.util
 import os

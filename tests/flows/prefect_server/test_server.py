@@ -1,4 +1,4 @@
-"""A real Prefect server, started once for the module; where only our handling of it matters, a stand-in."""
+"""A real Prefect server, started once for the module, does what we ask of it; a stand-in is used where only our own code matters."""
 
 import http.client
 import os

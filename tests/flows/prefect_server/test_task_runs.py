@@ -1,4 +1,4 @@
-"""The task runs that are corrected after an outage, by a made-up Prefect."""
+"""Task runs are corrected after an outage; Prefect is made up."""
 
 import asyncio
 from collections.abc import AsyncIterator

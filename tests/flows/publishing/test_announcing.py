@@ -1,4 +1,4 @@
-"""Movements of aliases as events in Prefect: each is announced once, and starts one run of a deployment."""
+"""Movements of aliases become events in Prefect: each is announced once, and starts one run of a deployment."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which answers of people let an alias move: those about exactly this gate, this verdict and this artifact."""
+"""Only people's answers about exactly this gate, this verdict and this artifact let an alias move."""
 
 from typing import Any
 

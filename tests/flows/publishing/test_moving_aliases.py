@@ -1,4 +1,4 @@
-"""Aliases that move after a run has ended, by people: checks, records, and what is refused; a real MLflow."""
+"""People move aliases after a run has ended: checks, records, and what is refused; with a real MLflow."""
 
 import json
 import shutil

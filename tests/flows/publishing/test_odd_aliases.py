@@ -1,4 +1,4 @@
-"""Aliases moved in ways that nobody intended: other conditions, edited records, tags written by hand, two people at once."""
+"""Aliases stay right when they are moved in unintended ways: other conditions, edited records, tags by hand, two people at once."""
 
 import json
 import shutil

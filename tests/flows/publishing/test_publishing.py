@@ -1,4 +1,4 @@
-"""When a model is registered, and when its alias moves; a recording stands in for the ledger."""
+"""A model is registered, and its alias moves, when it should; a recording replaces the ledger."""
 
 import hashlib
 import threading

@@ -1,4 +1,4 @@
-"""When the runs of a sweep begin, which of them are done, and what is said of them all, without a server."""
+"""The runs of a sweep begin after the shared steps, and each counts as done once its artifacts are stored; no server is needed."""
 
 import asyncio
 from types import SimpleNamespace

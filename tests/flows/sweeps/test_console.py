@@ -1,4 +1,4 @@
-"""Tests of the lines that a sweep prints: no number is cut off on a narrow terminal, and nothing is printed twice."""
+"""The lines that a sweep prints cut off no number on a narrow terminal, and print nothing twice."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sweeps: the statistics by hand, and whole sweeps of fake stages ordered by a real Prefect server."""
+"""Sweeps: the statistics equal hand-worked ones, and a real Prefect server orders whole sweeps of fake stages."""
 
 import csv
 import io

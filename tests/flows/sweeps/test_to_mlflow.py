@@ -1,4 +1,4 @@
-"""The record of a sweep in MLflow, which never holds the sweep up."""
+"""A failing MLflow server is asked once by a sweep, and does not delay it."""
 
 import os
 import threading

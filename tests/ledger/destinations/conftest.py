@@ -1,4 +1,4 @@
-"""Ledgers whose records stay in the outbox, for what reads them from there."""
+"""Make ledgers whose records stay in the outbox, for destinations that read them from there."""
 
 from collections.abc import Callable
 from pathlib import Path

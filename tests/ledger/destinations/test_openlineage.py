@@ -1,4 +1,4 @@
-"""Events of OpenLineage as a server receives them: valid, complete, the same however often they are sent, and without secrets."""
+"""A server receives OpenLineage events that are valid, complete, the same however often they are sent, and without secrets."""
 
 import json
 from collections.abc import Callable, Iterator

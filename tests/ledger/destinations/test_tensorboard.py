@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, read by TensorBoard itself: every point once, whatever was killed when."""
+"""TensorBoard itself reads its event files: every point appears once, whatever was killed when."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What single operations change in MLflow, by hand."""
+"""Single operations change in MLflow what was worked out by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the pure function says of recorded outboxes, against what MLflow contained after they were sent."""
+"""The pure function gives for recorded outboxes what MLflow contained after they were sent."""
 
 import json
 import math

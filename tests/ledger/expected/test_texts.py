@@ -1,4 +1,4 @@
-"""Nested values as params, and texts longer than MLflow takes."""
+"""Nested values become params with dotted names, and texts longer than MLflow takes are cut."""
 
 from vantage.ledger.expected.texts import fit_tag, flatten
 

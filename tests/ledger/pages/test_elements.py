@@ -1,4 +1,4 @@
-"""Elements of pages: no text becomes markup, and tables say what their cells are."""
+"""On pages no text becomes markup, and tables say what their cells are."""
 
 import pytest
 

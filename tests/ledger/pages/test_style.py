@@ -1,4 +1,4 @@
-"""The colours of all pages: text can be read in light and in dark."""
+"""The colours of all pages let text be read in light and in dark mode."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Models as the store has them."""
+"""Make models as the store has them."""
 
 import shutil
 from pathlib import Path

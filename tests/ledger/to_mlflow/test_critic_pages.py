@@ -1,4 +1,4 @@
-"""The page about a critic in MLflow: there, the same however often it is sent, and no obstacle where it cannot be made."""
+"""The page about a critic is in MLflow, is the same however often it is sent, and stops nothing where it cannot be made."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An outbox on its way: kills after every write, and what MLflow refuses."""
+"""An outbox arrives whole, through kills after every write and through what MLflow refuses."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the writer makes MLflow contain, against golden files that are never written by a test."""
+"""The writer makes MLflow contain what golden files hold, which no test writes."""
 
 from pathlib import Path
 

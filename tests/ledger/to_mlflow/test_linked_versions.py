@@ -1,4 +1,4 @@
-"""The link from a model to its versions is a tag of MLflow, which anybody may edit."""
+"""A version is linked to its model whatever the tag was before; anybody may edit this tag in MLflow."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The shared view by which MLflow lists the runs of a recipe."""
+"""The shared view shows verdict, publication and numbers of a recipe's runs in MLflow."""
 
 import json
 from types import SimpleNamespace

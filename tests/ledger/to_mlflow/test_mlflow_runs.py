@@ -1,4 +1,4 @@
-"""Runs of MLflow's found again: taken over, closed, deleted by hand."""
+"""Entries of MLflow are found again: of a run that is taken over, of a dead run, and of one that was deleted by hand."""
 
 from pathlib import Path
 

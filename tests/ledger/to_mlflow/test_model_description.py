@@ -1,4 +1,4 @@
-"""What MLflow needs beside a Hugging Face folder, and which folders are refused."""
+"""A Hugging Face folder gets the files that MLflow needs beside it, and unfit folders are refused."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Who made what: an artifact that is reused leads back to the run that made it."""
+"""An artifact that is reused leads back to the run that made it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Publishing: what MLflow loads back is the model that was stored, once, under the alias it was told."""
+"""MLflow loads back the published model as it was stored, once, under the alias that was given."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The report of a run among its artifacts in MLflow."""
+"""The report of a run is among its artifacts in MLflow."""
 
 import logging
 from pathlib import Path

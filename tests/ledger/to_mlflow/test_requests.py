@@ -1,4 +1,4 @@
-"""How often MLflow is asked: each call is a request to a server, or some transactions of a database."""
+"""MLflow is asked rarely: each call is a request to a server, or some transactions of a database."""
 
 from pathlib import Path
 from typing import Any

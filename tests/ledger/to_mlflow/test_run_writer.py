@@ -1,4 +1,4 @@
-"""What an auditor and a person find in MLflow of a run that the ledger was told of."""
+"""An auditor and a person find in MLflow what the ledger recorded of a run."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Opening MLflow: its experiments, and which of its errors are final."""
+"""Opening MLflow makes or restores its experiments, and distinguishes errors that are final from those that may pass."""
 
 import os
 import shutil

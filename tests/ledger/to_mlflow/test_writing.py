@@ -1,4 +1,4 @@
-"""More than MLflow takes at once, and values longer than it takes."""
+"""More than MLflow takes at once is sent in parts, and longer values than it takes are cut."""
 
 from pathlib import Path
 from typing import Any

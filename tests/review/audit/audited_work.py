@@ -1,4 +1,4 @@
-"""Fake stages whose models are folders that can be published; run by name in a child process."""
+"""Compute fake stages whose models are folders that can be published; a child process runs this module by name."""
 
 import json
 

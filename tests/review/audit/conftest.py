@@ -1,4 +1,4 @@
-"""A finished run with gates, parents and registered models, made once; each test tampers with a copy of its own."""
+"""Make a finished run with gates, parents and registered models once; each test tampers with a copy of its own."""
 
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Ways to tamper with a workspace, and what an audit of it found."""
+"""Tamper with a workspace in many ways, and read what an audit of it found."""
 
 import hashlib
 import json

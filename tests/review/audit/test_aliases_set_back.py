@@ -1,4 +1,4 @@
-"""An alias that somebody set back to an older version, and a clock that was ahead: two runs published versions 1 and 2."""
+"""An audit finds an alias that somebody set back to an older version, also where a clock was ahead: two runs published versions 1 and 2."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A ref's parents against the stage key, for every step of every kind of recipe."""
+"""The parents in a ref are checked against the stage key, for every step of every kind of recipe."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Folders that are audited: what is wrong with them is found also where the workspace's own files are whole."""
+"""An audit of an exported or copied folder finds what is wrong with it, also where the workspace's own files are whole."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Cards of models: an audit derives them again, and names the first sentence that differs."""
+"""An audit derives the cards of models again, and names the first sentence that differs."""
 
 import json
 import shutil

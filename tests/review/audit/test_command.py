@@ -1,4 +1,4 @@
-"""The command: its exit codes, its JSON, its tree and its page."""
+"""The command has the right exit codes, JSON, tree and page."""
 
 import json
 import os

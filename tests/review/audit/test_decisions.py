@@ -1,4 +1,4 @@
-"""What people and keys have to do with a model: approvals, aliases moved by hand and by command, signatures, removals."""
+"""An audit checks what people and keys decided about a model: approvals, alias movements by hand and by command, signatures, removals."""
 
 from pathlib import Path
 from typing import Any

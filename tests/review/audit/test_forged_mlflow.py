@@ -1,4 +1,4 @@
-"""What a careful hand would forge in MLflow: whom a run belongs to, what it read, and the files that would be loaded."""
+"""An audit finds careful forgeries in MLflow: whose a run is, what it read, and the files that would be loaded."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a careful hand would forge in the ref, ``run.json`` and the outbox; each is found, and told by what was touched."""
+"""An audit finds careful forgeries in the ref, ``run.json`` and the outbox, and names what was changed."""
 
 import json
 from collections.abc import Callable

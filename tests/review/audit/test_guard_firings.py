@@ -1,4 +1,4 @@
-"""Firings of guards in ref, ``run.json``, outbox, artifact and MLflow: an audit derives them again from the curves."""
+"""An audit derives the firings of guards in ref, ``run.json``, outbox, artifact and MLflow again from the curves."""
 
 import json
 import shutil

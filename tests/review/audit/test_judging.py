@@ -1,4 +1,4 @@
-"""Verdicts, approvals and models that are not new, as an audit judges them again: real records, of which one thing is changed."""
+"""An audit judges verdicts, approvals and reused models again: real records, one thing in each test changed."""
 
 from collections.abc import Iterator
 from dataclasses import replace

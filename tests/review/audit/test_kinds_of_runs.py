@@ -1,4 +1,4 @@
-"""Runs of real stages with adapters, and runs in a bucket: untouched they agree, and what is touched is found."""
+"""Untouched runs of real stages with adapters, and runs in a bucket, agree; what is changed in them is found."""
 
 from pathlib import Path
 

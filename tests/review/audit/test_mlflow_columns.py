@@ -1,4 +1,4 @@
-"""Every column of MLflow's schema: it is documented, and an audit finds a change of it as the page describes."""
+"""Every column of MLflow's schema is documented, and an audit finds a change of it as the page describes."""
 
 import re
 import sqlite3

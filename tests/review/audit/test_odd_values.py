@@ -1,4 +1,4 @@
-"""Values that no version of MLflow writes, in each column of its database: SQLite takes any value in any column.
+"""An audit copes with values that no version of MLflow writes, in each column of its database: SQLite takes any value in any column.
 
 An audit ends by itself, and never says that all agrees where the page of columns says that a change is found.
 ``python -m tests.review.audit.every_odd_value`` stores each of them in each column, in some 600 audits.

@@ -1,4 +1,4 @@
-"""The audit of MLflow's entries against golden files: contents that the writer under test did not write."""
+"""The audit of MLflow's entries agrees with golden files, whose contents the writer under test did not write."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Pages of runs and stages in MLflow: an audit derives their texts again, and names the first sentence that differs."""
+"""An audit derives the texts of the pages of runs and stages in MLflow again, and names the first sentence that differs."""
 
 from collections.abc import Callable
 from pathlib import Path

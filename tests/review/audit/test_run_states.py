@@ -1,4 +1,4 @@
-"""Statuses, answers, movements of aliases, foreign tags and the order of lines: each is compared with another record."""
+"""Statuses, answers, movements of aliases, foreign tags and the order of lines are each compared with another record."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""An audit of what a server of MLflow hands out itself, and of a database that was lost and written again."""
+"""An audit checks what a server of MLflow hands out itself, and a database that was lost and written again."""
 
 import shutil
 from collections.abc import Iterator

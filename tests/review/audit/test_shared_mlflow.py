@@ -1,4 +1,4 @@
-"""One MLflow for several workspaces: what another workspace's run has changed is not checked here, and a forged one is wrong."""
+"""Several workspaces share one MLflow: what another workspace's run has changed is not checked here, and a forgery is found."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Signatures of what people decided: whoever edits every record consistently is found where a key is required."""
+"""Signatures of people's decisions reveal a person who edits every record consistently, where a key is required."""
 
 import hashlib
 import json

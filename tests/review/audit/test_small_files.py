@@ -1,4 +1,4 @@
-"""Files that describe a model to MLflow may be anybody's: what they are cannot hold up an audit, or end it."""
+"""Files that describe a model to MLflow may come from anybody: no content of theirs can delay or end an audit."""
 
 import json
 import os

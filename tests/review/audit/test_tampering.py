@@ -1,4 +1,4 @@
-"""Each way of tampering is found, and told by what was touched."""
+"""Each way of tampering is found, and the finding names what was changed."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Runs of a small recipe whose artifacts are written here and not computed: rows, judged responses, and metrics of them.
+"""Make runs of a small recipe whose artifacts are written here and not computed: rows, judged responses, and metrics of them.
 
 Store, refs, records, keys and verdicts are the real ones; the metrics are ``vantage.algorithms.uncertainty``'s.
 """

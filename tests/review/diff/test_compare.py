@@ -1,4 +1,4 @@
-"""``vantage diff``: runs, stages, models and recipes, in a folder and in a bucket."""
+"""``vantage diff`` compares runs, stages, models and recipes, in a folder and in a bucket."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Differences of two evaluations, against the estimates that evaluations themselves make, and against scipy."""
+"""Differences of two evaluations equal the estimates that evaluations themselves make, and scipy's."""
 
 from dataclasses import replace
 from pathlib import Path

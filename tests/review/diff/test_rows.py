@@ -1,4 +1,4 @@
-"""Rows that one file has and another has not, against counting them in memory."""
+"""Rows that one file has and another has not are those of a count in memory."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""``vantage sbom``: valid by CycloneDX's own schema, and it says what was recorded."""
+"""``vantage sbom`` prints what was recorded, valid by CycloneDX's own schema."""
 
 import json
 from collections.abc import Iterator

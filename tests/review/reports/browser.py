@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over its own protocol: what a page is when it is really drawn."""
+"""Drive headless Chromium over its own protocol, to see a page as it is really drawn."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A report with something in every section, written out by hand."""
+"""Write out by hand a report with something in every section."""
 
 from vantage.review.reports.curves import stage_curves
 from vantage.review.reports.gathered import (

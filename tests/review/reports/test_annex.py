@@ -1,4 +1,4 @@
-"""The annex on the EU AI Act's Annex XI: facts of the record, and everything else unknown."""
+"""The annex for the EU AI Act's Annex XI has the facts of the record, and calls everything else unknown."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The report at a run's end: made by a process of its own, logged by the ledger, and never in the run's way."""
+"""A process of its own makes the report at a run's end; the ledger logs it, and the run never waits for it."""
 
 import os
 import subprocess

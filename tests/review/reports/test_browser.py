@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing is asked of a network, everything is seen, and the keyboard suffices."""
+"""In a real browser the page asks no network for anything, shows everything, and can be used with the keyboard alone."""
 
 from collections.abc import Iterator
 from pathlib import Path

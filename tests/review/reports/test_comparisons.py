@@ -1,4 +1,4 @@
-"""Distributions and samples from the files of an evaluation."""
+"""Distributions and samples of a report are those in the files of an evaluation."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""Curves: what is drawn of long ones, and what follows from speed and time."""
+"""Curves keep the ends and spikes of long ones, mark what a guard found, and are drawn where a reader needs them."""
 
 from math import inf, nan
 

@@ -1,4 +1,4 @@
-"""The first screen: what a person reads who decides, in this order, and nothing that the record does not contain."""
+"""The first screen has what a person needs who decides, in this order, and nothing that the record does not contain."""
 
 import re
 from dataclasses import replace

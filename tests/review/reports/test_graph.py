@@ -1,4 +1,4 @@
-"""The drawing of the lineage: nothing lies on anything else, and every edge is there."""
+"""In the drawing of the lineage nothing overlaps, and every edge is there."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""The drawn page: what it says in words, its size, and that the same report gives the same page."""
+"""The drawn page is whole and the same for the same report, describes its drawings and verdicts in words, and stays small."""
 
 import itertools
 import re

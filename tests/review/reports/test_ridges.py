@@ -1,4 +1,4 @@
-"""Ridges: what percentiles tell of a distribution, and which of them a report draws."""
+"""Ridges show what percentiles tell of a distribution, and a report draws the right ones."""
 
 import re
 from math import nan

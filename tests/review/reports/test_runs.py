@@ -1,4 +1,4 @@
-"""Reports of runs as they really end: complete, with a closed gate, interrupted, reused, damaged, removed, old."""
+"""Reports describe runs as they really end: complete, with a closed gate, interrupted, reused, damaged, removed, old."""
 
 import json
 import re

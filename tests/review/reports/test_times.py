@@ -1,4 +1,4 @@
-"""Compute by hand where the time of a stage went: shares, percentiles, and bars of equal parts."""
+"""The report shows where the time of a stage went: shares, percentiles and bars equal hand-worked ones."""
 
 from dataclasses import replace
 
