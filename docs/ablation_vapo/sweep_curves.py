@@ -1,4 +1,4 @@
-"""Curves of a stage, arm by arm, from the MLflow runs of a sweep: what an ablation's differences come from.
+"""Print curves of a stage, arm by arm, from the MLflow runs of a sweep: the causes of an ablation's differences.
 
     python -m docs.ablation_vapo.sweep_curves --workspace DIR --sweep ablation_vapo-20cade --stage policy \
         --metric explained_variance --metric clip_fraction

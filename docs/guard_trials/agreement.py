@@ -1,4 +1,4 @@
-"""How often a wrong reward or a wrong judge is seen before training, by the interval of their pair accuracy.
+"""Measure how often a wrong reward or a wrong judge is seen before training, by the interval of their pair accuracy.
 
     python -m docs.guard_trials.agreement SFT PROMPTS    # folders of the two artifacts in a workspace of trials.py
 

@@ -1,4 +1,4 @@
-"""Rank bounds on the recorded curves: chosen on seed 1, reported on the other seeds.
+"""Test rank bounds on the recorded curves: chosen on seed 1, reported on the other seeds.
 
     python -m docs.guard_trials.bounds judge       # rules for the fall of the judge's score
     python -m docs.guard_trials.bounds no_judge    # rules on curves that need no judge

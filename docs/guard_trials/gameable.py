@@ -1,4 +1,4 @@
-"""Rewards that can be hacked, or that are wrong, each a function ``(prompt, response, answer) -> bool``."""
+"""Define rewards that can be hacked, or that are wrong, each a function ``(prompt, response, answer) -> bool``."""
 
 import zlib
 

@@ -1,4 +1,4 @@
-"""Trials of the guards: policy stages that stay healthy, and some that collapse.
+"""Try the guards: policy stages that stay healthy, and some that collapse.
 
     python docs/guard_trials/trials.py run WORKSPACE [NAME …]    # makes what is missing, and writes curves.csv beside this file
     python docs/guard_trials/trials.py table                     # prints a row for each run

@@ -1,4 +1,4 @@
-"""Curves of a policy that hacks its reward, over several seeds.
+"""Draw curves of a policy that hacks its reward, over several seeds.
 
     python docs/reward_hacking/figure.py collect WORKSPACE RUN …     # writes curves.csv beside this file
     python docs/reward_hacking/figure.py draw                        # writes curves.svg

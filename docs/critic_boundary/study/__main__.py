@@ -1,4 +1,4 @@
-"""Does a critic lower the variance of the policy's gradient where its explained variance is above 0? Measured, with plots.
+"""Measure whether a critic lowers the variance of the policy's gradient where its explained variance is above 0, with plots.
 
     python -m docs.critic_boundary.study --workspace DIR --output docs/critic_boundary --seeds 1 2 3 4 5
 

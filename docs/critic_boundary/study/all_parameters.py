@@ -1,4 +1,4 @@
-"""The same ratios of the gradient of all parameters, in fewer rollouts and for fewer baselines.
+"""Measure the same ratios of the gradient of all parameters, in fewer rollouts and for fewer baselines.
 
     python -m docs.critic_boundary.study.all_parameters --workspace DIR --output docs/critic_boundary --seeds 1 2 3 4 5
 

@@ -1,4 +1,4 @@
-"""The baselines that are compared: each a sum of a few basic ones with a weight for each rollout."""
+"""Define the baselines that are compared: each a sum of a few basic ones with a weight for each rollout."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

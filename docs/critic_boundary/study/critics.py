@@ -1,4 +1,4 @@
-"""Critics of one policy, from worse than a constant to nearly all that can be known."""
+"""Train critics of one policy, from worse than a constant to nearly all that can be known."""
 
 import copy
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Gradients of Σ c_t · log π(token t), for many sets of coefficients c over the same tokens."""
+"""Compute gradients of Σ c_t · log π(token t), for many sets of coefficients c over the same tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

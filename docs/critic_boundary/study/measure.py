@@ -1,4 +1,4 @@
-"""All measurements of one seed."""
+"""Make all measurements of one seed."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Tables and plots from the seeds' JSON files."""
+"""Draw tables and plots from the seeds' JSON files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What one seed's measurements read: the policy and the reward model of its run, and rollouts of the policy."""
+"""Load what one seed's measurements read: the policy and the reward model of its run, and rollouts of the policy."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The page's tables, in Markdown."""
+"""Write the page's tables, in Markdown."""
 
 from typing import Any
 

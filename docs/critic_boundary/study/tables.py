@@ -1,4 +1,4 @@
-"""What the seeds' JSON files say together: means with 95 % intervals over seeds (Student's t)."""
+"""Average what the seeds' JSON files contain: means with 95 % intervals over seeds (Student's t)."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""The variance of a gradient over rollouts, and the measures of a baseline that are held against it.
+"""Compute the variance of a gradient over rollouts, and the measures of a baseline that are compared with it.
 
 A baseline b is judged by its advantages A = G − b. All of it is summed in float64.
 """

@@ -1,4 +1,4 @@
-"""What a reward model does as a critic, and what value pretraining cures: measured, with plots.
+"""Measure what a reward model does as a critic, and what value pretraining cures, with plots.
 
     python -m docs.value_bias.study --workspace DIR --output docs/value_bias --seeds 1 2 3 4 5
 

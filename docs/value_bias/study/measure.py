@@ -1,4 +1,4 @@
-"""The three measurements of one seed, as rows ``{part, seed, critic, x, quantity, value}``."""
+"""Make the three measurements of one seed, as rows ``{part, seed, critic, x, quantity, value}``."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tables and plots of the study of value bias: means over the seeds, and paired differences."""
+"""Draw tables and plots of the study of value bias: means over the seeds, and paired differences."""
 
 import csv
 import math

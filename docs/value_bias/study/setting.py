@@ -1,4 +1,4 @@
-"""What the measurements of one seed read: artifacts of its run, and responses with their rewards."""
+"""Load what the measurements of one seed read: artifacts of its run, and responses with their rewards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
