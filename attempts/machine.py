@@ -21,8 +21,9 @@ from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Most processes that do the work: as many as the recipe asks for, else one for each GPU that no server of the stage has, at least
-    one on each node."""
+    """Return the most processes that do the work: as many as the recipe asks for, else one for each GPU that no server
+    of the stage has, at least one on each node.
+    """
     if not isinstance(work, Stage):
         return 1
     resources = work.resources
@@ -31,7 +32,7 @@ def num_ranks(work: Work, share: Share | None) -> int:
 
 
 def num_nodes(work: Work) -> int:
-    """Most machines that do the work together."""
+    """Return the most machines that do the work together."""
     return work.resources.most_nodes if isinstance(work, Stage) else 1
 
 

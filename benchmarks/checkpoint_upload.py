@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def seconds_of_stage(address: str, options: argparse.Namespace, products: int, *, copied: bool) -> float:
-    """Wall time of the stage, without the copy that goes on after its end."""
+    """Return the wall time of the stage, without the copy that goes on after its end."""
     from vantage.storage.bucket import open_bucket
     from vantage.storage.object_storage import ObjectStorage
 
@@ -103,7 +103,7 @@ def run_stage(scratch: Path, products: int, checkpoints: int, megabytes: float, 
 
 
 def work(products: int) -> None:
-    """So many products of matrices."""
+    """Multiply matrices so many times."""
     import torch
 
     matrix = torch.randn(256, 256) / 16

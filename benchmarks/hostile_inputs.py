@@ -74,7 +74,7 @@ def _record_trial(kind: str, finished: Finished) -> Callable[[int], str]:
 
 
 def _file_trial(ending: str, folder: Path) -> Callable[[int], str]:
-    """Reading of a data file in this process, damaged by a number: where a library crashes, this ends."""
+    """Read a data file, damaged by a number, in this process; it ends where a library crashes."""
     return lambda number: outcome(number, ending, folder)
 
 

@@ -164,13 +164,13 @@ def run(way: str, case: Case) -> None:
 
 
 def peak_of_child(way: str) -> float:
-    """Growth of the peak memory, in MiB, of a fresh process that does one pass."""
+    """Return the growth of the peak memory, in MiB, of a fresh process that does one pass."""
     command = [sys.executable, *sys.argv, "--peak-of", way]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def peak_mib() -> float:
-    """Highest resident memory of this process so far, in MiB."""
+    """Return the highest resident memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -57,7 +57,7 @@ def run_timed(recipe: str, overrides: list[str], workspace: Path) -> None:
 
 
 def seconds_of(command: list[str]) -> tuple[float, float]:
-    """Wall time of a command that must succeed, and the CPU time of its processes that it waited for."""
+    """Return the wall time of a command that must succeed, and the CPU time of its processes that it waited for."""
     start, cpu_start = time.perf_counter(), _cpu_of_children()
     # a stage's process does not look for modules in the working folder
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}

@@ -236,7 +236,7 @@ class Meter:
         self._seconds: dict[int, float] = {}
 
     def since_last(self, processes: Sequence[psutil.Process]) -> float:
-        """CPU seconds that these processes used since they were last measured."""
+        """Return the CPU seconds that these processes used since they were last measured."""
         used = 0.0
         for process in processes:
             try:
@@ -303,7 +303,7 @@ def watch(
 
 
 def database_mib(url: str) -> float:
-    """Size of a database on disk."""
+    """Return the size of a database on disk."""
     with psycopg.connect(url) as connection:
         [(size,)] = connection.execute("SELECT pg_database_size(current_database())").fetchall()
     return float(size) / 2**20

@@ -44,7 +44,7 @@ class Pipeline:
 
 
 def counts(connection: psycopg.Connection[Any], column: str, table: str) -> dict[str, int]:
-    """Value of a column → number of rows."""
+    """Return value of a column → number of rows."""
     query = sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(
         sql.Identifier(column), sql.Identifier(table)
     )
@@ -117,7 +117,7 @@ def speed(
     options: argparse.Namespace,
     requests: int,
 ) -> dict[str, Any]:
-    """Throughput, waiting times and load; a "full" sample has pipelines waiting and the first ones ended."""
+    """Return throughput, waiting times and load; a "full" sample has pipelines waiting and the first ones ended."""
     with psycopg.connect(table) as connection:
         pauses = [
             float(seconds)
@@ -166,7 +166,7 @@ def refill_seconds(pipelines: Sequence[Pipeline], slots: int) -> list[float]:
 
 
 def quantiles(values: Sequence[float]) -> str:
-    """Median, 99 % and the largest."""
+    """Return the median, the 99 % quantile and the largest."""
     if not values:
         return "none"
     ordered = sorted(values)

@@ -173,7 +173,7 @@ def dpo(subject: Subject) -> Workload:
 
 
 def kto(subject: Subject) -> Workload:
-    """The mismatched responses, by which the KL is estimated, are counted as the batch's own."""
+    """Return the work of KTO; the mismatched responses, by which the KL is estimated, are counted as the batch's own."""
     work = subject.stage
     assert isinstance(work, ResolvedKahnemanTverskyOptimization)
     data = subject.data_of(work.data)

@@ -47,7 +47,7 @@ class AliasMoves:
     """The movements of one run's outbox, and which of them are announced."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is that of the outbox."""
+        """Open the movements of a run. ``folder`` is that of the outbox."""
         self._path = folder / FILE
 
     def note(self, move: AliasMove) -> None:

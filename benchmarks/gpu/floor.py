@@ -81,7 +81,7 @@ def read_cache(size: Size, rollout: Rollout) -> float:
 
 
 def works(size: Size, rollout: Rollout, *, sampled_rows: int) -> Mapping[str, Work]:
-    """Part of an iteration → its work, in the order in which they come.
+    """Return part of an iteration → its work, in the order in which they come.
 
     Args:
         sampled_rows: responses that are sampled side by side.

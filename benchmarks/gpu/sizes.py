@@ -101,8 +101,9 @@ class TooLarge(ValueError):
 
 
 def network_bytes(size: Size) -> float:
-    """Policy and critic with their optimisers, the reference in float32, and the reward model in bfloat16; what autocast
-    keeps of one network in bfloat16."""
+    """Return the bytes of policy and critic with their optimisers, of the reference in float32 and the reward model in
+    bfloat16, and of what autocast keeps of one network in bfloat16.
+    """
     policy, trunk = size.shape.weights, size.shape.trunk_weights
     return (policy + trunk) * ADAMW_BYTES + policy * FLOAT32 + trunk * BFLOAT16 + policy * BFLOAT16
 

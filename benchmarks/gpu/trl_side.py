@@ -78,7 +78,7 @@ def main(text: str) -> None:
 def trainer(
     settings: dict[str, Any], size: dict[str, Any], rollout: dict[str, int], folder: str
 ) -> PPOTrainer:
-    """Policy, critic, reference and reward model, whose prompts come ``samples`` times each."""
+    """Return a trainer of policy, critic, reference and reward model, whose prompts come ``samples`` times each."""
     responses, at_once = rollout["prompts"] * rollout["samples"], settings["at_once"]
     minibatch = responses // rollout["minibatches"]
     per_pass = min(at_once, minibatch)

@@ -38,7 +38,7 @@ class Clock:
         self._count_passes()
 
     def generated(self, tokens: int) -> None:
-        """So many tokens were sampled."""
+        """Count so many tokens that were sampled."""
         self._counts["generated_tokens"] += tokens
 
     def finish_iteration(self) -> None:

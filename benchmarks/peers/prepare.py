@@ -69,7 +69,9 @@ def prepare(workload: Workload, folder: Path) -> Path:
 
 
 def make_rows(workload: Workload, columns: tuple[str, ...], count: int) -> list[dict[str, Any]]:
-    """Random prompts, each of which asks for a response of the length drawn for it, and the given responses of such lengths."""
+    """Return random prompts, each of which asks for a response of the length drawn for it, and the given responses of
+    such lengths.
+    """
     draw = random.Random(0)
 
     def text(length: int) -> str:

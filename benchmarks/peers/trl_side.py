@@ -121,7 +121,7 @@ def common(material: Material, folder: str) -> dict[str, Any]:
 
 
 def ppo(material: Material, folder: str) -> None:
-    """Policy, critic, reference and reward model."""
+    """Train policy and critic by PPO, beside a reference and a reward model."""
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
     workload = material.workload
@@ -207,7 +207,7 @@ def sft(material: Material, folder: str) -> None:
 
 
 def reward(material: Material, folder: str) -> None:
-    """Bradley-Terry on pairs."""
+    """Train a Bradley-Terry model on pairs."""
     from trl import RewardConfig, RewardTrainer
 
     rows = {

@@ -29,8 +29,9 @@ class OwnHostOnly:
     """Accepts requests to this server's own host names, from its own pages or from no page."""
 
     def __init__(self, app: ASGIApp, port: int, public_address: str | None = None) -> None:
-        """``public_address``: the address of a proxy that passes requests of other machines on:
-        ``https://prefect.example.org``."""
+        """Allow requests to this machine's names. ``public_address``: the address of a proxy that passes requests of
+        other machines on: ``https://prefect.example.org``.
+        """
         self._app = app
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
         self._origins = {f"http://{host}" for host in self._hosts}

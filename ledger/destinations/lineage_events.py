@@ -70,7 +70,7 @@ class LineageEvents:
     """The events of one run, operation by operation."""
 
     def __init__(self, opening: OpenRun, *, namespace: str) -> None:
-        """``namespace`` is that of the jobs."""
+        """Begin the events of a run. ``namespace`` is that of the jobs."""
         self._run_id = opening.run_id
         self._recipe = opening.name
         self._namespace = namespace

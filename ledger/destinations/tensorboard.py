@@ -43,7 +43,9 @@ class RunEvents:
     """The event files of one run: one for each stage, and one for the metrics that compare runs."""
 
     def __init__(self, folder: Path, *, began: int) -> None:
-        """``began``: when the run was first opened, in milliseconds since 1970; part of the files' names."""
+        """Open the folder. ``began``: when the run was first opened, in milliseconds since 1970; part of the files'
+        names.
+        """
         self._folder = folder
         self._name = f"events.out.tfevents.{began // 1000}.vantage"
         self._files: dict[str | None, _EventFile] = {}

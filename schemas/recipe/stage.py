@@ -319,7 +319,7 @@ class Training(Stage):
 
     @rule
     def _a_gate_extends_what_trains(self) -> None:
-        """Replaces the rule of ``Stage``: this kind trains."""
+        """Replace the rule of ``Stage``: this kind trains."""
         if self.extend is None:
             return
         if not self.keep_state:

@@ -438,7 +438,7 @@ class BestOfN(WatchedRollouts):
 
     @rule
     def _minibatches_divide_the_batch(self) -> None:
-        """Replaces the rule of ``Rollouts``: minibatches consist of kept responses."""
+        """Replace the rule of ``Rollouts``: minibatches consist of kept responses."""
         refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
         kept = self.batch_size // self.samples_per_prompt
         if kept % self.minibatch_size:

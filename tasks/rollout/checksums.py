@@ -93,7 +93,7 @@ class Checksums:
     """
 
     def __init__(self, chosen: bool | None, precision: Precision) -> None:
-        """``chosen``: ``rollout.checksums``; None: the size of the weights decides."""
+        """Begin without weights. ``chosen``: ``rollout.checksums``; None: the size of the weights decides."""
         self._chosen, self._dtype = chosen, cast(torch.dtype, getattr(torch, precision))
         self._given: GivenWeights | None = None
         self._part: tuple[str, ...] | None = None

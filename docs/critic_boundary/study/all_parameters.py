@@ -104,12 +104,12 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def row_of(weights: dict[str, float]) -> Tensor:
-    """Coefficients (J,) of return less baseline."""
+    """Return the coefficients (J,) of return less baseline."""
     return torch.tensor([1.0, *(-weights.get(name, 0.0) for name in BASIC[1:])])
 
 
 def basic_gradients(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (R,J,P) of `BASIC`, the same with random signs, and the mean return of each rollout (R,)."""
+    """Return the gradients (R,J,P) of `BASIC`, the same with random signs, and the mean return of each rollout (R,)."""
     rollouts = training_rollouts(setting)
     oracle, critics = fit_oracle(setting, rollouts), dict(pretrain(setting, rollouts))
     first = NUM_ROLLOUTS * setting.pretraining.batch_size

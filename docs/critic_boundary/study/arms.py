@@ -95,7 +95,9 @@ class ArmMaker:
     def _noisy(
         self, critic: str, noise: str, targets: tuple[float, ...] = NOISY_VARIANCES
     ) -> Iterator[tuple[float, dict[str, float]]]:
-        """Noise of the size that brings the explained variance over all tokens to each target below the critic's."""
+        """Yield each target of the explained variance that lies below the critic's, with the weights of critic and
+        noise that reach it over all tokens.
+        """
         returns = self._tokens.returns.double()
         start = explained(self._tokens.column(critic), returns)
         share = self._tokens.column(noise).double().var(correction=0) / returns.var(correction=0)
@@ -104,7 +106,7 @@ class ArmMaker:
                 yield target, {critic: 1.0, noise: ((start - target) / share.item()) ** 0.5}
 
     def _switched(self, critic: str, weights: dict[str, float], x: float | None) -> Iterator[Arm]:
-        """EVPO's switch and the smooth form, by the explained variance of each rollout."""
+        """Yield EVPO's switch and the smooth form, by the explained variance of each rollout."""
         alone, mean = self._row(weights), self._row({MEAN: 1.0})
         advantages = self._tokens.advantages(alone.repeat(self._num_rollouts, 1))
         variances = [
@@ -125,7 +127,7 @@ class ArmMaker:
         return Arm(family, critic, x, self._row(weights).repeat(self._num_rollouts, 1))
 
     def _row(self, weights: dict[str, float]) -> Tensor:
-        """Weights (J,)."""
+        """Return the weights (J,)."""
         return torch.tensor([weights.get(name, 0.0) for name in self._tokens.names])
 
 

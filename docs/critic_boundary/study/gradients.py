@@ -53,7 +53,7 @@ def last_block_scores(policy: PolicyModel, sequences: Sequences, *, temperature:
 
 
 def last_block_gradients(scores: list[TokenScores], coefficients: Tensor) -> Tensor:
-    """Gradients (J,P) of J sets of coefficients (J,N) over the tokens of `scores`."""
+    """Return the gradients (J,P) of J sets of coefficients (J,N) over the tokens of `scores`."""
     parts = []
     for score in scores:
         weighted = coefficients[:, :, None] * score.signals
@@ -72,7 +72,9 @@ def squared_norms(scores: list[TokenScores]) -> Tensor:
 def all_gradients(
     policy: PolicyModel, sequences: Sequences, coefficients: Tensor, *, temperature: float
 ) -> Tensor:
-    """Gradients (J,P) with respect to all parameters, of J sets of coefficients (J,N): one backward pass for each."""
+    """Return the gradients (J,P) with respect to all parameters, of J sets of coefficients (J,N): one backward pass for
+    each.
+    """
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     logprobs = policy(sequences, temperature=temperature)["logprobs"][sequences.response_mask]
     gradients = []

@@ -89,7 +89,7 @@ def measure(setting: Setting) -> Row:
 
 
 def collect(setting: Setting, critics: dict[str, ScalarModel], oracle: Oracle) -> Measured:
-    """Rollouts at fixed weights with the gradients of all basic baselines."""
+    """Return rollouts at fixed weights with the gradients of all basic baselines."""
     found: list[Tokens] = []
     gradients, whole = [], []
     sums: list[tuple[Tensor, Tensor]] = []
@@ -139,7 +139,7 @@ def collect(setting: Setting, critics: dict[str, ScalarModel], oracle: Oracle) -
 
 
 def add_parts(sums: list[tuple[Tensor, Tensor]], in_parts: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Products (1+J,1+J) and gradients (1+J,P) of each part, added to those of the rollouts before."""
+    """Add the products (1+J,1+J) and gradients (1+J,P) of each part to those of the rollouts before."""
     new = [((part.double() @ part.double().T), part) for part in in_parts]
     if not sums:
         return new
@@ -147,7 +147,7 @@ def add_parts(sums: list[tuple[Tensor, Tensor]], in_parts: list[Tensor]) -> list
 
 
 def fixed_baselines(responses: Responses) -> dict[str, Tensor]:
-    """Baselines (B,T) that need no critic."""
+    """Return the baselines (B,T) that need no critic."""
     mask, returns = responses.mask, responses.returns
     groups = torch.arange(len(mask)) // SAMPLES
     ones = mask.to(torch.float32)
@@ -159,7 +159,7 @@ def fixed_baselines(responses: Responses) -> dict[str, Tensor]:
 
 
 def noises(setting: Setting, responses: Responses, number: int) -> dict[str, Tensor]:
-    """Standard normal noise (B,T) of each kind, from the seed alone."""
+    """Return standard normal noise (B,T) of each kind, from the seed alone."""
     source = generator(setting.seed, "study noise", number)
     mask = responses.mask
     white = torch.randn(mask.shape, generator=source).masked_fill(~mask, 0.0)
@@ -215,13 +215,15 @@ def judged(measured: Measured, arm: Arm) -> Row:
 
 
 def combined(gradients: Tensor, weights: Tensor) -> Tensor:
-    """Gradients (R,P) of return less baseline, from those (R,1+J,P) of the return and the basic ones; weights (R,J)."""
+    """Return the gradients (R,P) of return less baseline, from those (R,1+J,P) of the return and the basic ones;
+    weights (R,J).
+    """
     signed = torch.cat([torch.ones(len(weights), 1), -weights], dim=1)
     return torch.einsum("rj,rjp->rp", signed, gradients)
 
 
 def is_shown_by_part(arm: Arm) -> bool:
-    """Critics as they are, the other responses' mean, and the critics that are noisy early."""
+    """Return whether the arm is a critic as it is, the other responses' mean, or a critic that is noisy early."""
     return arm.family in ("critic", WHITE_EARLY) or arm.critic in (MEAN, OTHERS)
 
 

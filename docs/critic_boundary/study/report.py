@@ -56,7 +56,7 @@ SHOWN_BY_PART = (
 
 
 def write_report(measured: list[Row], output: Path) -> None:
-    """CSV and PNG of what the seeds say together, with what `all_parameters` has written to the same folder."""
+    """Write CSV and PNG of what the seeds say together, with what `all_parameters` has written to the same folder."""
     seeds = [seed["seed"] for seed in measured]
     files = [output / f"all-parameters-{seed}.json" for seed in seeds]
     tables = tables_of(measured, [json.loads(file.read_text()) for file in files if file.is_file()])
@@ -164,7 +164,7 @@ def plot_whole(path: Path, arms: list[Row]) -> None:
 
 
 def plot_parts(path: Path, parts: list[Row]) -> None:
-    """Explained variance, its weighted form and the ratio of variances by tokens left."""
+    """Plot explained variance, its weighted form and the ratio of variances by tokens left."""
     shown = ("explained_variance", "explained_weighted", "variance_ratio")
     figure, axes = plt.subplots(1, len(shown), figsize=(5 * len(shown), 4))
     for axis, quantity in zip(axes, shown, strict=True):

@@ -181,7 +181,7 @@ def switches(arms: list[Row]) -> str:
 
 
 def parts(table: list[Row]) -> str:
-    """Critics by tokens left."""
+    """Return the table of critics by tokens left."""
     found = {(row["family"], row["critic"], row["tokens_left"]): row for row in table}
     lines = [
         "| critic | tokens left from | explained variance | gradient-weighted | variance ratio |",

@@ -87,7 +87,8 @@ def whole_ratios(seed: Row, of_last_block: list[Row]) -> list[Row]:
 
 
 def whole_table(whole: list[list[Row]], fewer: list[list[Row]]) -> list[Row]:
-    """Ratios of the gradient of all parameters and of the last block's, on the same rollouts; in ``rollouts`` of them.
+    """Return the ratios of the gradient of all parameters and of the last block's, on the same rollouts, of which there
+    are ``rollouts``.
 
     `whole` are the seeds of `all_parameters`; what only `fewer` rollouts have follows.
     """

@@ -59,7 +59,7 @@ def variance_ratio(above: GradientMoments, below: GradientMoments) -> float:
 
 
 def jackknife_error(above: GradientMoments, below: GradientMoments) -> float:
-    """Standard error of the `variance_ratio` over rollouts, each left out once from both."""
+    """Return the standard error of the `variance_ratio` over rollouts, each left out once from both."""
     count = len(above.squared_norms)
     without = [variance_ratio(_left_out(above, r), _left_out(below, r)) for r in range(count)]
     centre = math.fsum(without) / count
@@ -67,7 +67,9 @@ def jackknife_error(above: GradientMoments, below: GradientMoments) -> float:
 
 
 def _left_out(moments: GradientMoments, r: int) -> GradientMoments:
-    """Moments with rollout r left out; only the sum of their products is that of the gradients left: R'·‖ḡ'‖²."""
+    """Return the moments with rollout r left out; only the sum of their products is that of the gradients left:
+    R'·‖ḡ'‖².
+    """
     count = len(moments.squared_norms)
     squared_norms = moments.squared_norms[:r] + moments.squared_norms[r + 1 :]
     # ‖R·ḡ − g_r‖² = R²·‖ḡ‖² − 2R·⟨g_r, ḡ⟩ + ‖g_r‖², and R·‖ḡ‖² is the sum of the products

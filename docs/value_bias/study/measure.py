@@ -92,7 +92,7 @@ def run(workspace: Path, seed: int, overrides: list[str]) -> dict[str, Any]:
 
 
 def by_position(setting: Setting, held_out: Responses, *, critic: str, name: str) -> Iterator[Row]:
-    """Part 1: mean value, return and advantage in each tenth of the response, token by token.
+    """Measure part 1: mean value, return and advantage in each tenth of the response, token by token.
 
     The advantage with PPO's λ = 0.95 is between two others: with λ = 0 it is the TD error, how much the critic rises from
     one token to the next, and with λ = 1 it is the return less the value.
@@ -120,7 +120,7 @@ def by_position(setting: Setting, held_out: Responses, *, critic: str, name: str
 
 
 def by_iteration(workspace: Path, stages: dict[str, Any]) -> Iterator[Row]:
-    """Part 2: the curves of the two policy stages, as the ledger has them."""
+    """Measure part 2: the curves of the two policy stages, as the ledger has them."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(workspace / 'mlflow.db').resolve()}"
     ledger = MlflowClient(uri)
     experiments = [experiment.experiment_id for experiment in ledger.search_experiments()]
@@ -140,7 +140,7 @@ def by_iteration(workspace: Path, stages: dict[str, Any]) -> Iterator[Row]:
 
 
 def by_target_lambda(setting: Setting, held_out: Responses) -> Iterator[Row]:
-    """Part 3: two critics from the reward model, the same responses in the same order, targets of two λ."""
+    """Measure part 3: two critics from the reward model, the same responses in the same order, targets of two λ."""
     rollouts = list(training_rollouts(setting))
     left = held_out.mask.flip(1).cumsum(dim=1).flip(1) - 1
     first = held_out.mask & (held_out.mask.cumsum(dim=1) <= FIRST_TOKENS)
@@ -177,7 +177,7 @@ def known(
 
 
 def training_rollouts(setting: Setting) -> Iterator[Responses]:
-    """Responses of the SFT policy to training prompts."""
+    """Yield responses of the SFT policy to training prompts."""
     prompts, work = setting.prompts(TRAIN), value_stage(setting)
     order = DataOrder(num_examples=len(prompts), batch_size=work.batch_size, seed=setting.seed)
     for number in range(NUM_ROLLOUTS):

@@ -47,7 +47,7 @@ TITLES = {
 
 
 def over_seeds(measured: list[Row], part: str) -> list[Row]:
-    """Mean and 95 % interval over seeds of every number of a part, in the order measured."""
+    """Return mean and 95 % interval over seeds of every number of a part, in the order measured."""
     samples: dict[tuple[str, float | None, str], list[float]] = {}
     for each in measured:
         if each["part"] == part:
@@ -59,7 +59,7 @@ def over_seeds(measured: list[Row], part: str) -> list[Row]:
 
 
 def paired(measured: list[Row]) -> Iterator[Row]:
-    """Differences within each seed, in which both saw the same responses: what the intervals of each alone hide."""
+    """Yield differences within each seed, in which both saw the same responses: what the intervals of each alone hide."""
     found = {
         (each["part"], each["seed"], each["critic"], each["x"], each["quantity"]): each["value"]
         for each in measured
@@ -72,7 +72,9 @@ def paired(measured: list[Row]) -> Iterator[Row]:
 
 
 def over(numbers: list[float]) -> dict[str, float]:
-    """Mean, half width of its 95 % interval, and of how many seeds; what is undefined in a seed is left out."""
+    """Return the mean, half the width of its 95 % interval, and the number of seeds; what is undefined in a seed is
+    left out.
+    """
     numbers = [number for number in numbers if math.isfinite(number)]
     centre, _, high = interval(numbers)
     nan = float("nan")
@@ -120,7 +122,7 @@ def plot(path: Path, table: list[Row], part: str) -> None:
 
 
 def summary(tables: dict[str, list[Row]], *, num_seeds: int) -> str:
-    """Markdown: every number, means with the half width of their 95 % interval over seeds."""
+    """Return Markdown with every number: means with half the width of their 95 % interval over seeds."""
     lines = [f"Means over {num_seeds} seeds ± half of the 95 % interval.", ""]
     for part, table in tables.items():
         quantities = list(dict.fromkeys(each["quantity"] for each in table if each["x"] is not None))

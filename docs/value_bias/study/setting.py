@@ -60,13 +60,13 @@ class Setting:
         return read_prompts(self.folders["data.prompts"], split, self.codec)
 
     def respond(self, prompts: Prompts, indices: Sequence[int], *, seed: int) -> Sampled:
-        """Responses of the SFT policy."""
+        """Return responses of the SFT policy."""
         policy = PolicyModel(load_policy(self.folders["sft"]))
         engine = load_engine(policy, self.codec, limits=PassLimits())
         return sample_responses(engine, self.codec, prompts, indices, device=policy.device, seed=seed)
 
     def rewarded_by_rule(self, sampled: Sampled) -> Responses:
-        """Responses with the recipe's reward, a rule; the reward model is only a critic in it."""
+        """Return responses with the recipe's reward, a rule; the reward model is only a critic in it."""
         terms = self.recipe.rewards["main"].terms
         assert all(isinstance(term, VerifierTerm) for term in terms)
         return rewarded(
@@ -97,7 +97,7 @@ class Setting:
 
 
 def rewarded(sampled: Sampled, terms: Sequence[Term]) -> Responses:
-    """Responses with the sum of the terms as the reward of their last token."""
+    """Return responses with the sum of the terms as the reward of their last token."""
     scores = score(
         Scorer(tuple(terms), missing_eos=None),
         sampled.sequences,
