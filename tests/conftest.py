@@ -70,7 +70,7 @@ _CACHE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Runs of tests end without a report, which takes seconds each; those that are about it ask for one.
+    """Let runs of tests end without a report, which takes seconds each; those that are about it ask for one.
 
     What a machine keeps is kept in one folder for all processes of the tests, and nothing of its user's is read. Files
     are not synced to the disk, which was a third of the time of a small run: no test outlives a loss of power, and those
@@ -132,7 +132,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor in what a file of tests has loaded; and what a pipeline has set for its process ends with the file."""
+    """Exclude what a file of tests has loaded from garbage collections, and reset at the end of the file what a
+    pipeline has set for its process.
+    """
     if nextitem is None or nextitem.path != item.path:
         logging.raiseExceptions = True  # see errors_of_logging_are_quiet
         forget_databases()
@@ -142,7 +144,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server."""
+    """Yield the address of an S3 server."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(
@@ -158,7 +160,9 @@ def s3_server() -> Iterator[str]:
 
 
 def _one_write_at_a_time(app: Any) -> Any:
-    """moto looks at an etag and then writes, in as many threads as there are requests; a real server does it in one."""
+    """Let moto write one object at a time: it looks at an etag and then writes in many threads, where a real server
+    does both in one step.
+    """
     writing = threading.Lock()
 
     def answer(environ: Any, start_response: Any) -> Any:
@@ -172,7 +176,7 @@ def _one_write_at_a_time(app: Any) -> Any:
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """``s3://…`` of an empty bucket; the environment has what a client needs."""
+    """Return ``s3://…`` of an empty bucket; the environment has what a client needs."""
     for name, value in {
         "AWS_ENDPOINT_URL": s3_server,
         "AWS_ACCESS_KEY_ID": "key",

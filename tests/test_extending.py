@@ -168,7 +168,7 @@ print(json.dumps({"metrics": metrics, "curves": curves, "keys": digests}))
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the packages."""
+    """Return a copy of the packages."""
     folder = tmp_path / "tree"
     copy_packages(folder, compiled=True)
     return folder
@@ -182,7 +182,7 @@ def insert(file: Path, text: str, *, before: str) -> None:
 
 
 def touched(folder: Path) -> list[str]:
-    """Files of the copy that the tree has not, or has otherwise."""
+    """Return the files of the copy that are new or changed."""
     files = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
     return [
         str(file)
@@ -268,7 +268,7 @@ def keys_of(tree: Path, step: str, *overrides: list[str]) -> list[str]:
 
 
 def assert_recorded_keys_are_the_same(tree: Path) -> None:
-    """Every recorded recipe has the keys that it had."""
+    """Assert that every recorded recipe has the keys that it had."""
     (tree / "tests" / "attempts").mkdir(parents=True)
     for name in ("test_recorded_keys.py", "recorded_keys.json"):
         shutil.copy(ROOT / "tests" / "attempts" / name, tree / "tests" / "attempts")

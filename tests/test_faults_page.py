@@ -30,7 +30,7 @@ TESTS = read_tests("faults_tests.yaml")
 
 @cache
 def collected(file: Path) -> frozenset[str]:
-    """``::name`` and ``::Class::name`` of every test of a file."""
+    """Yield ``::name`` and ``::Class::name`` of every test of a file."""
 
     def tests(body: list[ast.stmt], prefix: str) -> Iterator[str]:
         for node in body:
@@ -53,7 +53,7 @@ def missing_tests(listed: TestsOfPage) -> list[str]:
 
 
 def tables(page: str) -> dict[str, list[list[str]]]:
-    """Section → the rows of its table as cells, without the heading."""
+    """Return section → the rows of its table as cells, without the heading."""
     found: dict[str, list[list[str]]] = {}
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")

@@ -67,7 +67,7 @@ def modules_of(package: str, *, but: Collection[str] = ()) -> list[str]:
 
 
 def loaded_by(modules: list[str], forbidden: set[str]) -> dict[str, str]:
-    """Which of ``forbidden`` are loaded when ``modules`` are imported in a fresh process, and by which of them."""
+    """Return which of ``forbidden`` are loaded when ``modules`` are imported in a fresh process, and by which of them."""
     [found] = loaded_in_turn((modules, forbidden))
     return found
 

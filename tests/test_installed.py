@@ -86,7 +86,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder with a small recipe."""
+    """Return a folder with a small recipe."""
     (tmp_path / "tiny.yaml").write_text(TINY)
     rows = ({"prompt": f"{number} plus 1", "response": str(number + 1)} for number in range(200))
     (tmp_path / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -62,7 +62,7 @@ def command(*words: str, workspace: Path, **overrides: Any) -> list[str]:
 
 
 def run(workspace: Path, **overrides: Any) -> tuple[int, dict[str, Any]]:
-    """``vantage run quickstart --json``: exit code and what the last line says."""
+    """Run ``vantage run quickstart --json``, and return the exit code and the content of the last line."""
     done = subprocess.run(
         [*command("run", "quickstart", workspace=workspace, **overrides), "--json"],
         capture_output=True,
@@ -74,7 +74,7 @@ def run(workspace: Path, **overrides: Any) -> tuple[int, dict[str, Any]]:
 
 
 def reasons(workspace: Path) -> dict[str, str]:
-    """Why each stage of the newest run has failed, as far as one has."""
+    """Return why each stage of the newest run has failed, as far as one has."""
     record = json.loads(max((workspace / "runs").glob("*/run.json")).read_text())
     return {name: stage["reason"] for name, stage in record["stages"].items() if stage["reason"]}
 
@@ -89,7 +89,7 @@ def statuses(report: dict[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A workspace in which the reduced quickstart has run through, and what it reported."""
+    """Return a workspace in which the reduced quickstart has run through, and what it reported."""
     workspace = tmp_path_factory.mktemp("finished") / "workspace"
     code, report = run(workspace)
     assert code == 0, reasons(workspace)

@@ -47,7 +47,7 @@ def block(language: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the files that the README's recipe names."""
+    """Return a folder with the files that the README's recipe names."""
     (tmp_path / "gsm8k.py").write_text(block("python"))
     (tmp_path / "gsm8k.jsonl").write_text("")
     return tmp_path
@@ -100,7 +100,7 @@ def test_the_number_of_mutations_is_about_the_one_named() -> None:
 
 
 def functions_to_an_optimiser_step() -> list[tuple[str, ast.AST]]:
-    """(name, syntax tree) of each function that the page of the code lists, in its order."""
+    """Return (name, syntax tree) of each function that the page of the code lists, in its order."""
     [listed] = re.findall(r"```\n(cli/run.py .*?)```", page("explanation/code"), re.DOTALL)
     functions: list[tuple[str, ast.AST]] = []
     for line in listed.splitlines():

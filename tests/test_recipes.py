@@ -111,7 +111,7 @@ def plain(name: str) -> dict[str, Any]:
 
 
 def is_tried(name: str) -> bool:
-    """Sweeps and studies are of the long dial, whose stages are tried here."""
+    """Return whether the recipe is tried here: sweeps and studies are of the long dial, whose stages are tried."""
     return "sweep" not in plain(name) and not name.startswith("study_")
 
 
@@ -124,7 +124,7 @@ class InThisProcess:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store for all recipes: what has the same key is made once."""
+    """Return one store for all recipes: what has the same key is made once."""
     return tmp_path_factory.mktemp("store")
 
 
@@ -134,7 +134,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def overrides(name: str, files: Path) -> list[str]:
-    """The recipe on the tiny model, two iterations of each stage, with its data where it leaves that open."""
+    """Return the overrides that put the recipe on the tiny model, with two iterations of each stage, and with data
+    where it leaves that open.
+    """
     case, recipe = CASES[name], plain(name)
     sets = [
         "model.source=builtin:tiny",
@@ -160,7 +162,7 @@ def overrides(name: str, files: Path) -> list[str]:
 
 
 def stand_ins(name: str, files: Path) -> list[str]:
-    """Verifiers in the place of those whose package is not installed."""
+    """Return verifiers in the place of those whose package is not installed."""
     package = CASES[name].package
     if package is None or importlib.util.find_spec(package) is not None:
         return []
@@ -174,7 +176,7 @@ def stand_ins(name: str, files: Path) -> list[str]:
 
 
 def run_all(recipe: ResolvedRecipe, store: Path) -> dict[str, Artifact]:
-    """Step → artifact, computed here or, where another recipe has made it, reused."""
+    """Return step → artifact, computed here or, where another recipe has made it, reused."""
     storage = open_storage(str(store))
     made: dict[str, Artifact] = {}
     read = dependencies(recipe)

@@ -34,7 +34,7 @@ KNOWN = {
 
 
 def readings(tree: ast.Module) -> Iterator[str]:
-    """Every ``module.function`` of the clock that is called."""
+    """Yield every ``module.function`` of the clock that is called."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=name, value=ast.Name(id=module))) if module in MODULES:

@@ -64,7 +64,7 @@ class Batch:
     pair_weights: Tensor
 
     def rows(self, indices: Sequence[int]) -> "Batch":
-        """Some rows, trimmed to the longest among them, as a micro-batch would be."""
+        """Return some rows, trimmed to the longest among them, as a micro-batch would be."""
         mask = self.mask[indices]
         width = max(1, int(mask.any(dim=0).nonzero().max()) + 1 if mask.any() else 1)
         return Batch(
@@ -78,7 +78,7 @@ class Batch:
 
 
 def random_batch(seed: int, num_rows: int = 6) -> Batch:
-    """Ragged rows with gaps, an empty row among them, right-padded to MAX_LENGTH; row 0 has an untied pair."""
+    """Return ragged rows with gaps, an empty row among them, right-padded to MAX_LENGTH; row 0 has an untied pair."""
     rng = np.random.default_rng(seed)
     shape = (num_rows, MAX_LENGTH)
     mask = (np.arange(MAX_LENGTH) < rng.integers(1, MAX_LENGTH + 1, size=(num_rows, 1))) & (
@@ -163,7 +163,7 @@ def masked_ratio_with_ratio_held(
 def ratio_of_the_response_held(
     outputs: Tensor, at: Tensor, batch: Batch, denominator: Denominator | None
 ) -> Tensor:
-    """Each token's ratio moves alone, around the geometric mean of the response."""
+    """Return a loss in which each token's ratio moves alone, around the geometric mean of the response."""
     differences = torch.where(batch.mask, at - batch.old, 0.0)
     mean = differences.sum(dim=1) / batch.mask.sum(dim=1).clamp(min=1)
     ratio = (mean[:, None] + outputs - at).exp()
@@ -192,7 +192,7 @@ def to_reference(
     aggregation: Aggregation,
     through_ratio: bool = False,
 ) -> KLLoss:
-    """KL to a policy whose log-probabilities are the targets, on tokens that old sampled."""
+    """Return KL to a policy whose log-probabilities are the targets, on tokens that old sampled."""
     return reference_kl_loss(
         outputs,
         batch.targets,
@@ -227,7 +227,7 @@ def to_reference_with_ratio_held(
 def to_reference_exactly(
     outputs: Tensor, batch: Batch, denominator: Denominator | None, *, aggregation: Aggregation
 ) -> KLLoss:
-    """KL over a vocabulary of three, whose logits are multiples of the outputs and of the targets."""
+    """Return KL over a vocabulary of three, whose logits are multiples of the outputs and of the targets."""
     multiples = torch.tensor([1.0, -0.5, 0.2], dtype=outputs.dtype)
     kl = full_kl(outputs.unsqueeze(2) * multiples, batch.targets.unsqueeze(2) * multiples)
     return exact_kl_loss(kl, batch.mask, aggregation=aggregation, denominator=denominator)
@@ -274,7 +274,7 @@ def against_reference(
 
 
 def mean_logprobs(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Numbers below 0 for each row and for the one that it is compared with."""
+    """Return numbers below 0 for each row and for the one that it is compared with."""
     return -softplus(summed(outputs, batch)), -softplus(batch.old[:, 0])
 
 

@@ -35,7 +35,7 @@ def means(sums: list[float], lengths: list[int]) -> list[float]:
 
 @cache
 def pair_case(number: int) -> PairCase:
-    """The same case on every machine: the generator's ``random`` is the same in all versions of Python."""
+    """Return the same case on every machine: the generator's ``random`` is the same in all versions of Python."""
     draw = random.Random(number).random
     size = 1 + int(5 * draw())
 
@@ -65,6 +65,6 @@ def pair_case(number: int) -> PairCase:
 
 @cache
 def recorded() -> dict[str, list[list[float]]]:
-    """Loss → for each case its value, and its derivative by the first chosen response's log-probability."""
+    """Return loss → for each case its value, and its derivative by the first chosen response's log-probability."""
     losses: dict[str, list[list[float]]] = json.loads(RECORDED.read_text())["losses"]
     return losses

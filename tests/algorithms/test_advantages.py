@@ -19,7 +19,7 @@ unit = st.floats(0, 1)
 
 
 def random_batch(seed):
-    """Rewards, values, mask (gaps and empty rows too), λ and final value per row; NaN under the mask."""
+    """Return rewards, values, mask (gaps and empty rows too), λ and final value per row; NaN under the mask."""
     rng = np.random.default_rng(seed)
     num_rows, width = rng.integers(1, 6), rng.integers(1, 10)
     mask = torch.tensor(rng.random((num_rows, width)) < 0.7)
@@ -30,7 +30,7 @@ def random_batch(seed):
 
 
 def gae_by_definition(rewards, values, mask, gamma, lam, final_values):
-    """A_t = Σ_{k ≥ t} (γλ)^(k−t) δ_k, as an O(T²) sum over a row whose masked positions are deleted."""
+    """Return A_t = Σ_{k ≥ t} (γλ)^(k−t) δ_k, as an O(T²) sum over a row whose masked positions are deleted."""
     advantages = np.zeros(mask.shape)
     for row in range(mask.shape[0]):
         kept = [t for t in range(mask.shape[1]) if mask[row, t]]

@@ -16,7 +16,9 @@ Numbers = list[list[float]]
 
 
 def tensors(ratios: Numbers, advantages: Numbers) -> tuple[torch.Tensor, ...]:
-    """Ragged rows as logprobs (a leaf, of which −3 is the old one), old, advantages and mask, with NaN outside the mask."""
+    """Return ragged rows as logprobs (a leaf, of which −3 is the old one), old, advantages and mask, with NaN outside
+    the mask.
+    """
     width = max(map(len, ratios))
     shape = (len(ratios), width)
     log_ratio, advantage = (torch.full(shape, math.nan, dtype=torch.float64) for _ in range(2))
@@ -132,7 +134,9 @@ def test_a_geometric_mean_by_length() -> None:
 
 
 def oracle(name: str, ratios: Numbers, advantages: Numbers) -> tuple[float, Numbers]:
-    """Mean over responses of the mean over tokens, and its slope at each token's log-probability; for cispo, log π is 0."""
+    """Return the mean over responses of the mean over tokens, and its slope at each token's log-probability; for cispo,
+    log π is 0.
+    """
     loss, found = 0.0, []
     for rho, given in zip(ratios, advantages, strict=True):
         length, row = len(rho), []

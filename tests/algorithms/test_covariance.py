@@ -22,7 +22,7 @@ NOTHING = torch.zeros_like(MASK)
 
 
 def drawn(seed: int, **named: float) -> list[tuple[int, ...]]:
-    """Places of the tokens that clip-cov draws."""
+    """Return the places of the tokens that clip-cov draws."""
     settings = {"low": -9.0, "high": 9.0, "share": 0.5, **named}
     found = tokens_to_clip(
         COVARIANCES, MASK, NOTHING, generator=torch.Generator().manual_seed(seed), **settings

@@ -22,7 +22,7 @@ ALL = (prompt_parts, prompt_errors, calibration, rank_correlation, squared_advan
 
 
 def explained(pairs):
-    """1 − Var(G − V)/Var(G) of (V, G) pairs."""
+    """Return 1 − Var(G − V)/Var(G) of (V, G) pairs."""
     return 1 - pvariance([g - v for v, g in pairs]) / pvariance([g for _, g in pairs])
 
 

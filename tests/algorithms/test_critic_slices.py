@@ -11,7 +11,7 @@ from vantage.algorithms.critic_slices import by_difficulty, by_length, by_part, 
 
 
 def random_batch(seed: int, rows: int = 24, width: int = 21):
-    """Ragged rows of 5 prompts, NaN behind their ends; a returns falls along its response."""
+    """Return ragged rows of 5 prompts, NaN behind their ends; the returns fall along each response."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, width + 1, size=rows)
     mask = np.arange(width) < lengths[:, None]
@@ -21,7 +21,7 @@ def random_batch(seed: int, rows: int = 24, width: int = 21):
 
 
 def tokens(batch):
-    """(row, place, length, value, return) of each valid token."""
+    """Yield (row, place, length, value, return) of each valid token."""
     values, returns, mask, _ = batch
     for row in range(len(mask)):
         length = int(mask[row].sum())
@@ -43,7 +43,9 @@ def doubling(count):
 
 
 def third_of(batch):
-    """By the mean return of the other responses to the prompt; tied ones are where the middle of their ranks is."""
+    """Return the third by the mean return of the other responses to the prompt; tied ones are where the middle of their
+    ranks is.
+    """
     _, returns, _, prompts = batch
     others = {}
     for row, prompt in enumerate(prompts.tolist()):

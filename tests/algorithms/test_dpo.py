@@ -10,7 +10,7 @@ from vantage.algorithms.preference_loss import dpo
 
 
 def random_pairs(seed):
-    """Chosen and rejected under the policy, then under the reference: log-probabilities of whole responses."""
+    """Return log-probabilities of whole responses: chosen and rejected under the policy, then under the reference."""
     rng = np.random.default_rng(seed)
     return [-10 * rng.exponential(size=4) for _ in range(4)]
 

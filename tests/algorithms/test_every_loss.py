@@ -182,7 +182,7 @@ def test_two_ranks_that_average_gradients_equal_one_process(tmp_path):
 
 
 def run_rank(folder: str, rank: int) -> None:
-    """One of two gloo ranks, with 2 or 4 of the 6 rows, whose gradients are averaged.
+    """Run one of two gloo ranks, with 2 or 4 of the 6 rows, whose gradients are averaged.
 
     DistributedDataParallel would average them as well, but it holds the process group beyond its
     destruction, and the group's threads then race the end of the interpreter (and now and then abort it).

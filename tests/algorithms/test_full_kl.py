@@ -26,7 +26,7 @@ def kl_by_definition(logits, ref_logits):
 
 
 def gradient_of_kl(logits, ref_logits):
-    """∂KL(π‖ref)/∂logit_v = π(v)·(log π(v) − log π_ref(v) − KL), by differentiating the softmax on paper."""
+    """Return ∂KL(π‖ref)/∂logit_v = π(v)·(log π(v) − log π_ref(v) − KL), by differentiating the softmax on paper."""
     p, q, kl = softmax(logits), softmax(ref_logits), kl_by_definition(logits, ref_logits)
     return [a * (math.log(a) - math.log(b) - kl) if a > 0 else 0.0 for a, b in zip(p, q, strict=True)]
 

@@ -31,20 +31,20 @@ def test_by_hand():
 
 @pytest.fixture
 def distributions():
-    """Logits of π over five tokens, and a reference's log-probabilities: an expectation is a sum."""
+    """Return logits of π over five tokens, and a reference's log-probabilities: an expectation is a sum."""
     rng = np.random.default_rng(3)
     logits = torch.tensor(rng.normal(size=5), requires_grad=True)
     return logits, torch.log_softmax(torch.tensor(rng.normal(size=5)), 0)
 
 
 def exact_kl(p_logits, q_logits):
-    """Σ_v p(v) (log p(v) − log q(v)), over the whole vocabulary."""
+    """Return Σ_v p(v) (log p(v) − log q(v)), over the whole vocabulary."""
     log_p, log_q = torch.log_softmax(p_logits, 0), torch.log_softmax(q_logits, 0)
     return (log_p.exp() * (log_p - log_q)).sum()
 
 
 def expectation(logits, per_token):
-    """Σ_v π(v)·per_token(v), with π held fixed as the sampling distribution that it is."""
+    """Return Σ_v π(v)·per_token(v), with π held fixed, since it only draws the samples."""
     return (torch.softmax(logits, 0).detach() * per_token).sum()
 
 

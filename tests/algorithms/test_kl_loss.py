@@ -75,7 +75,9 @@ def test_reference_kl_is_its_definition(seed, kind, aggregation):
 
 @pytest.fixture
 def tokens_of_old():
-    """A vocabulary of three, old = (½, ¼, ¼): the four tokens 0, 0, 1, 2, one to a row, are its expectation."""
+    """Return four tokens 0, 0, 1, 2, one to a row: over a vocabulary of three they are the expectation under old = (½,
+    ¼, ¼).
+    """
     old = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()
     logits = torch.tensor([0.3, -0.8, 0.9], dtype=torch.float64, requires_grad=True)
     ref = torch.log_softmax(torch.tensor([-0.5, 0.4, 0.2], dtype=torch.float64), 0)

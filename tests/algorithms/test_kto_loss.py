@@ -16,7 +16,7 @@ def double(numbers: list[float]) -> Tensor:
 
 
 def on_case(chosen: Tensor, case: PairCase) -> KTOLoss:
-    """The chosen responses are desirable, the rejected ones are not."""
+    """Return the loss on a case: the chosen responses are desirable, the rejected ones are not."""
     log_ratios = double(case.mismatched)
     return kto(
         torch.cat([chosen, double(case.rejected)]),

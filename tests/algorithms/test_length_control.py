@@ -10,7 +10,9 @@ from vantage.algorithms.length_control import length_controlled_win_rate
 
 
 def by_scikit_learn(wins: np.ndarray, differences: np.ndarray) -> float:
-    """Each pair twice, as won and as lost, with weights of ``wins`` and 1 − ``wins``; the prior's variance is C = 1."""
+    """Return the win rate at equal lengths: each pair is fitted twice, as won and as lost, with weights of ``wins`` and
+    1 − ``wins``; the prior's variance is C = 1.
+    """
     feature = np.tanh(differences / differences.std(ddof=1))[:, None]
     model = LogisticRegression(C=1.0, tol=1e-12, max_iter=100_000)
     labels = np.r_[np.ones(len(wins)), np.zeros(len(wins))]

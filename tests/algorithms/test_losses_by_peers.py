@@ -95,7 +95,7 @@ def kl_cov(case: PeerCase, leaf: Tensor) -> Tensor:
 
 
 def decoupled_ppo(case: PeerCase, leaf: Tensor) -> Tensor:
-    """The proximal policy is old, and the weights are of old over the sampler."""
+    """Return the loss whose proximal policy is old, and whose weights are of old over the sampler."""
     tokens = (leaf, case.old_logprobs, case.advantages * case.weights, case.mask)
     return clipped_surrogate(*tokens, **both(case), dual_clip=3.0, aggregation="token").loss
 

@@ -14,7 +14,7 @@ ROWS = torch.arange(30)
 
 
 def scores_of(seed: int, count: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores with ties, and a judge's whole numbers that go along with them."""
+    """Return scores with ties, and a judge's whole numbers that are correlated with them."""
     generator = torch.Generator().manual_seed(seed)
     judged = torch.randint(0, 4, (count,), generator=generator).double()
     return (judged + torch.randint(-2, 3, (count,), generator=generator)).double(), judged

@@ -17,7 +17,7 @@ def double(numbers: list[float]) -> Tensor:
 
 
 def softplus(x: float) -> float:
-    """−log σ(−x), without overflow."""
+    """Return −log σ(−x), without overflow."""
     return math.log1p(math.exp(-abs(x))) + max(x, 0.0)
 
 

@@ -18,7 +18,7 @@ ranges = st.one_of(st.none(), st.floats(0.01, 1.0))
 
 
 def surrogate_by_definition(logprobs, old_logprobs, advantages, mask, low, high, dual):
-    """Loss and gradient with respect to logprobs by token mean, one token at a time."""
+    """Return loss and gradient with respect to logprobs by token mean, one token at a time."""
     num_tokens = sum(sum(row) for row in mask.tolist())
     loss, num_clipped, num_dual_clipped, gradient = 0.0, 0, 0, np.zeros(mask.shape)
     for row, t in zip(*np.nonzero(mask), strict=True):

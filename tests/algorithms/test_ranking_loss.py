@@ -11,7 +11,7 @@ from vantage.algorithms.preference_loss import bradley_terry, rankable, ranking_
 
 
 def random_rankings(seed):
-    """Scores, ranks with ties, and prompts of any size in any order; prompt 0 has an untied pair."""
+    """Return scores, ranks with ties, and prompts of any size in any order; prompt 0 has an untied pair."""
     rng = np.random.default_rng(seed)
     num_completions = rng.integers(2, 12)
     prompts = np.concatenate([[0, 0], rng.integers(-3, 3, size=num_completions - 2)])
@@ -21,7 +21,7 @@ def random_rankings(seed):
 
 
 def ranking_by_definition(scores, ranks, prompts):
-    """Loss, gradient, pairs, pairs in order and prompts with a pair, one pair at a time."""
+    """Return loss, gradient, pairs, pairs in order and prompts with a pair, one pair at a time."""
     losses, num_pairs, num_right = [], 0, 0
     gradient = np.zeros(len(scores))
     slopes_of = {}

@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def random_groups(seed):
-    """Scores with repetitions, and ids of groups of any size, in any order."""
+    """Return scores with repetitions, and ids of groups of any size, in any order."""
     rng = np.random.default_rng(seed)
     num_rows = rng.integers(1, 12)
     ids = rng.choice(rng.integers(-(10**12), 10**12, size=4), size=num_rows)

@@ -61,7 +61,7 @@ def test_distinct_ngrams_by_hand() -> None:
 
 
 def padded(responses: list[list[int]], *, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids (B,T) with a padding id that is a token of the responses too, and the mask of the responses."""
+    """Return ids (B,T) with a padding id that is a token of the responses too, and the mask of the responses."""
     ids = torch.tensor([[*each, *[7] * (width - len(each))] for each in responses])
     return ids, torch.tensor([[k < len(each) for k in range(width)] for each in responses])
 

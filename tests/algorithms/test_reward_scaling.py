@@ -20,7 +20,7 @@ def as_tensor(scores):
 
 
 def assert_moments_of(moments, scores):
-    """Equal to numpy's over the whole list."""
+    """Assert that the moments equal NumPy's over the whole list."""
     assert moments.count == len(scores)
     if scores:
         scale = max(1.0, max(abs(score) for score in scores))

@@ -97,7 +97,7 @@ def test_a_ratio_of_uneven_clusters_is_told_its_true_spread() -> None:
 def batch_of_tokens(
     rng: np.random.Generator, prompts: int, copies: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values, returns, mask (B,T) and clusters (B,) of responses whose returns hang together within a prompt."""
+    """Return values, returns, mask (B,T) and clusters (B,) of responses whose returns are correlated within a prompt."""
     rows, width = prompts * copies, 6
     mask = np.arange(width) < rng.integers(1, width + 1, size=(rows, 1))
     level = np.repeat(rng.normal(size=(prompts, 1)), copies, axis=0)

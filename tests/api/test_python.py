@@ -27,7 +27,7 @@ FAKE = (sys.executable, "-m", "tests.support.fake_vantage")
 
 @pytest.fixture
 def fake_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs compute with fake stages."""
+    """Let runs compute with fake stages."""
     monkeypatch.setattr("vantage.api.running.COMMAND", FAKE)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 

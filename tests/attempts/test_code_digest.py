@@ -51,7 +51,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where what was read is kept; never what other tests read."""
+    """Return the folder that caches what was read, apart from that of other tests."""
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "derived"
 
@@ -158,7 +158,7 @@ def test_a_digest_of_no_code_is_an_error(module: str) -> None:
 
 @pytest.fixture
 def threads_that_switch_while_trees_are_built() -> Iterator[None]:
-    """What lets CPython 3.11 go wrong: other threads get their turn in the middle of a garbage collection."""
+    """Make CPython 3.11 go wrong: other threads get their turn in the middle of a garbage collection."""
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
 
     def take_turns(*_: object) -> None:

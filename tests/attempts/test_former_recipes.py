@@ -26,7 +26,7 @@ stages:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installation of today: ``recipes`` lies in ``vantage``."""
+    """Return an installation of today: ``recipes`` lies in ``vantage``."""
     monkeypatch.setattr(subject, "package_folder", lambda: tmp_path / "vantage")
     for folder in (tmp_path / "recipes", tmp_path / "vantage" / "recipes"):
         folder.mkdir(parents=True)

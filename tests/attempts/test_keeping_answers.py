@@ -88,7 +88,7 @@ def num_asked(workspace: Workspace) -> int:
 
 
 def about_answers(workspace: Workspace, record: RunRecord) -> list[tuple[str, str]]:
-    """Outcome and detail of the audit's checks of stored answers."""
+    """Return outcome and detail of the audit's checks of stored answers."""
     with Evidence(workspace) as evidence:
         report = audit(evidence, record.run_id)
     return [

@@ -25,7 +25,7 @@ __all__ = ["recipe_file"]
 
 @contextmanager
 def asked(workspace: Workspace, recipe: Path, *overrides: str) -> Iterator[AttemptRequest]:
-    """The request for an attempt at the policy stage, all before it being made."""
+    """Yield the request for an attempt at the policy stage, with all stages before it made."""
     with orchestrated(workspace, recipe, *overrides, in_process=True, stage_function=WORK) as orchestrator:
         attempt_all(orchestrator, until="policy")
         request = orchestrator.request("policy")

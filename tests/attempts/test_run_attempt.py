@@ -67,7 +67,7 @@ class Seen:
 
 @pytest.fixture
 def made(workspace: Workspace, recipe_file: Path) -> dict[str, Artifact]:
-    """What ``sft`` reads."""
+    """Return what ``sft`` reads."""
     artifacts: dict[str, Artifact] = {}
     for step in ("model", "data.demonstrations"):
         outcome = run_attempt(request(workspace, recipe_file, step, artifacts))

@@ -46,7 +46,9 @@ class StopAfterTheFirstCheckpoint(Unobserved):
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Any:
-    """From a storage's name and a number of ranks to an attempt at the stage, what it reads made before."""
+    """Return a function from a storage's name and a number of ranks to an attempt at the stage, whose inputs it makes
+    first.
+    """
     (tmp_path / "ranks.yaml").write_text(RECIPE)
 
     def run(storage: str, *, ranks: int, made_with: Any = None, **options: Any) -> AttemptOutcome:

@@ -23,7 +23,7 @@ class Clock:
 
 
 def cpu(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float]) -> None:
-    """(busy, idle) seconds of all processors, at the start and at each reading."""
+    """Set the (busy, idle) seconds of all processors, at the start and at each reading."""
     waiting = iter(times)
 
     class Times(tuple):  # type: ignore[type-arg]

@@ -32,7 +32,7 @@ def shown(place: Workspace | str, *arguments: str) -> Result:
 
 
 def diagnosed(workspace: Workspace) -> None:
-    """Value stages write a diagnosis from now on."""
+    """Let value stages write a diagnosis from now on."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     (workspace.root / "diagnosis.json").write_text(diagnosis().model_dump_json())
 
@@ -48,7 +48,7 @@ def run_all(workspace: Workspace, recipe: Path, *overrides: str, until: str | No
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Path:
-    """A workspace in which the recipe has run."""
+    """Return a workspace in which the recipe has run."""
     folder = tmp_path_factory.mktemp("once")
     (folder / "fake.yaml").write_text(RECIPE)
     workspace = Workspace(folder / "workspace")
@@ -61,7 +61,7 @@ def once(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Path
 
 @pytest.fixture
 def finished(once: Path, workspace: Workspace) -> Workspace:
-    """A copy of it, which a test may damage."""
+    """Return a copy of the workspace, which a test may damage."""
     shutil.copytree(once, workspace.root)
     return workspace
 

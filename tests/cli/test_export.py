@@ -69,7 +69,7 @@ def sha256(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def policy(small_chat_run: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained policy, exported."""
+    """Return the exported folder of the trained policy."""
     folder = tmp_path_factory.mktemp("exported") / "policy"
     done = exported(small_chat_run, "run:latest", str(folder))
     assert done.exit_code == 0, done.output
@@ -80,7 +80,7 @@ def policy(small_chat_run: Workspace, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def sampled(small_chat_run: Workspace) -> tuple[str, list[int], list[int]]:
-    """The stored policy's greedy answer by the stages' own sampler: text, ids, and the prompt's ids."""
+    """Return the stored policy's greedy answer by the stages' own sampler: text, ids, and the prompt's ids."""
     record = record_of(small_chat_run)
     folder = small_chat_run.store / "objects" / str(record.stages["sft"].digest)
     tokenizer = load_tokenizer(folder)
@@ -444,7 +444,7 @@ def test_what_cannot_be_exported_is_named_with_what_can(
 
 @pytest.fixture(scope="module")
 def fake_run(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Iterator[Workspace]:
-    """A run of fake stages of every kind."""
+    """Yield a run of fake stages of every kind."""
     folder = tmp_path_factory.mktemp("fake")
     (folder / "fake.yaml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patched:

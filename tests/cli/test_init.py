@@ -41,7 +41,7 @@ FILES: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of data, and a model."""
+    """Return a folder of data, and a model."""
     folder = tmp_path_factory.mktemp("files")
     for name, rows in FILES.items():
         text = json.dumps(rows) if name.endswith(".json") else "\n".join(map(json.dumps, rows))

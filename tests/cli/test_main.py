@@ -34,7 +34,7 @@ def vantage(*arguments: str | Path) -> Result:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Workspace:
-    """A workspace in which the recipe has run; for reading only."""
+    """Return a workspace in which the recipe has run; for reading only."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "fake.yaml").write_text(RECIPE)
     workspace = Workspace(folder / "workspace")
@@ -49,7 +49,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> 
 
 @pytest.fixture
 def finished(original: Workspace, workspace: Workspace) -> Workspace:
-    """A copy of it that a test may change."""
+    """Return a copy of the workspace that a test may change."""
     shutil.copytree(original.root, workspace.root, symlinks=True)
     return workspace
 
@@ -129,7 +129,7 @@ finally:
 def run_again(
     original: Workspace, tmp_path_factory: pytest.TempPathFactory, ledger_database: str
 ) -> subprocess.CompletedProcess[str]:
-    """``vantage run`` of the finished recipe in a process of its own, whose output goes to a file."""
+    """Run ``vantage run`` of the finished recipe in a process of its own, whose output goes to a file."""
     folder = tmp_path_factory.mktemp("again")
     shutil.copytree(original.root, folder / "workspace", symlinks=True)
     (folder / "fake.yaml").write_text(RECIPE)
@@ -382,7 +382,7 @@ def test_a_run_may_be_named_shortly(named: str, finished: Workspace) -> None:
 
 
 def read_by_head(*arguments: str | Path) -> tuple[int, str]:
-    """(Exit code, standard error) of a command whose reader closes the pipe before the first line is written."""
+    """Return (exit code, standard error) of a command whose reader closes the pipe before the first line is written."""
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.fake_vantage", *map(str, arguments)],

@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture
 def vantage(made: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Commands in a folder that has a folder ``latest``; MLflow has no database."""
+    """Return a function that runs commands in a folder that has a folder ``latest``; MLflow has no database."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
     (tmp_path / "latest").mkdir()
@@ -51,7 +51,7 @@ def vantage(made: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
 
 @pytest.fixture
 def published(vantage: Place, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The first run has published its policy under the name of a built-in recipe; returns the name."""
+    """Let MLflow show the first run's policy under the name of a built-in recipe, and return the name."""
     stage = vantage.first.stages["sft"]
 
     def find_version(address: str, name: str, *, version: str | None, alias: str | None) -> PublishedVersion:
@@ -76,7 +76,7 @@ def published(vantage: Place, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ids of the runs that ``resume`` and ``publish`` would have worked on."""
+    """Return the ids of the runs that ``resume`` and ``publish`` would have worked on."""
     run_ids: list[str] = []
 
     def execute(run: Any, *_: object, **__: object) -> RunRecord:

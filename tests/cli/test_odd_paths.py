@@ -20,7 +20,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture
 def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a ring of links, in which commands run."""
+    """Return a folder with a ring of links, in which commands run."""
     (tmp_path / "ring").symlink_to("back")
     (tmp_path / "back").symlink_to("ring")
     monkeypatch.chdir(tmp_path)

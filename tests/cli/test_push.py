@@ -52,7 +52,7 @@ def to_hub(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def exported(small_chat_run: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained reward model, exported; for reading only."""
+    """Return the exported folder of the trained reward model; for reading only."""
     folder = tmp_path_factory.mktemp("exported") / "policy"
     arguments = ["export", "latest/reward", str(folder), "--workspace", small_chat_run.address]
     done = CliRunner().invoke(app, arguments)
@@ -62,13 +62,13 @@ def exported(small_chat_run: Workspace, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def model(exported: Path, tmp_path: Path) -> Path:
-    """A copy of the exported folder, to be changed."""
+    """Return a copy of the exported folder, which a test may change."""
     return Path(shutil.copytree(exported, tmp_path / "model"))
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
-    """An empty hub, with a login in the environment."""
+    """Yield an empty hub, with a login in the environment."""
     with fake_model_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         monkeypatch.setenv("HF_TOKEN", "hf_secret")

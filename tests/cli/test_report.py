@@ -20,7 +20,7 @@ def report(workspace: Workspace, *words: str) -> Result:
 
 @pytest.fixture
 def begun(workspace: Workspace, recipe_file: Path) -> str:
-    """A run that has just begun, and whose process is gone."""
+    """Return a run that has just begun, and whose process is gone."""
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         orchestrator.ledger.close()
         return orchestrator.run.record.run_id

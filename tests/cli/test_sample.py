@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def threads_told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """OMP_NUM_THREADS of each process that holds a model, on a machine with two CPUs."""
+    """Return OMP_NUM_THREADS of each process that holds a model, on a machine with two CPUs."""
     told: list[str] = []
 
     class Process(subprocess.Popen[bytes]):
@@ -152,7 +152,7 @@ def test_responses_are_drawn_from_the_recipes_distribution_and_are_the_seeds(
 
 
 def by_the_sampler(folder: Path, prompts: list[dict[str, Any]], *, seed: int) -> list[str]:
-    """Three responses to each prompt by the stages' sampler in this process."""
+    """Return three responses to each prompt by the stages' sampler in this process."""
     tokenizer = load_tokenizer(folder)
     texts = [each["messages"][0]["content"] for each in prompts]
     responses = sample(

@@ -116,7 +116,7 @@ def test_json_leaves_standard_output_to_the_result(capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def growing(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bytes]]:
-    """Logs of a run, as they are at each look at them; the run ends with the last."""
+    """Replace the logs of a run: they grow at each look at them, and the run ends with the last."""
     looks: list[dict[str, bytes]] = []
     at = -1
 

@@ -37,7 +37,7 @@ class Servers:
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def up(self, *options: str) -> tuple[dict[str, str], str]:
-        """Variables and messages of a call that has to succeed."""
+        """Return variables and messages of a call that has to succeed."""
         process = self.start(*options)
         output, messages = process.communicate(timeout=240)
         assert process.returncode == 0, messages
@@ -46,14 +46,14 @@ class Servers:
         return {each[1]: each[2] for each in found if each}, messages
 
     def down(self, *options: str) -> str:
-        """Messages of a call that has to succeed."""
+        """Return the messages of a call that has to succeed."""
         command = [sys.executable, "-m", "deploy.servers", "down", "--data", str(self.folder), *options]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
     def processes(self) -> dict[str, set[int]]:
-        """Server → ids of its living processes, as the system lists them."""
+        """Return server → ids of its living processes, as the system lists them."""
         from deploy.servers.lifecycle import read_settings
 
         data = str(read_settings(self.folder).postgres_folder / "data")
@@ -131,14 +131,16 @@ class Place:
 
 
 def own_ports() -> dict[str, int]:
-    """Ports of this test process, which the system gives to nobody by itself: other processes test servers at the same time."""
+    """Return ports of this test process, which the system gives to nobody by itself: other processes test servers at
+    the same time.
+    """
     first = 21000 + 10 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     return {name: first + place for place, name in enumerate(PORTS)}
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Not yet started; stopped and deleted in the end."""
+    """Yield servers that are not yet started; they are stopped and deleted in the end."""
     made = Servers(tmp_path_factory.mktemp("servers"))
     settings = Settings(postgres_folder=data_folder(made.folder), ports=own_ports())
     write_private(made.folder / "settings.json", settings.model_dump_json())
@@ -148,7 +150,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A run that was never interrupted, without servers."""
+    """Return a run that was never interrupted, without servers."""
     made = Place(tmp_path_factory.mktemp("whole"), {}, None)
     made.vantage("run", str(made.recipe))
     return made
@@ -156,12 +158,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def expected(whole: Place) -> dict[str, str]:
-    """Stage → digest of that run."""
+    """Return stage → digest of that run."""
     return whole.digests()
 
 
 def rows_of(place: Place) -> list[tuple[str, str, int, float]]:
-    """Stage, metric, step and value of every row of MLflow that does not measure time or the machine."""
+    """Return stage, metric, step and value of every row of MLflow that does not measure time or the machine."""
     with closing(sqlite3.connect(place.workspace / "mlflow.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         found = database.execute(

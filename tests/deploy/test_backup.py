@@ -49,7 +49,7 @@ def interrupted_and_restored(
 
 
 def check_goes_on(place: Place, expected: dict[str, str]) -> None:
-    """The restored run ends with the digests of one that was never interrupted, and its audit passes."""
+    """Check that the restored run ends with the digests of one that was never interrupted, and that its audit passes."""
     (place.workspace / "seconds.txt").write_text("0")
     run_id = str(place.record()["run_id"])
     place.vantage("resume", run_id)

@@ -46,7 +46,7 @@ def patched(name: str) -> list[dict[str, Any]]:
 
 
 def _merge_environment(document: dict[str, Any], change: dict[str, Any]) -> None:
-    """Kubernetes' strategic merge, of variables alone."""
+    """Merge variables as Kubernetes' strategic merge does."""
     [container] = change["spec"]["template"]["spec"]["containers"]
     assert {*container} == {"name", "env"}
     [base] = document["spec"]["template"]["spec"]["containers"]

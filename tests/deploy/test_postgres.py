@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """In place of /var/lib/vantage-servers: every user may pass through it."""
+    """Yield a folder in place of /var/lib/vantage-servers: every user may pass through it."""
     folder = Path(tempfile.mkdtemp(prefix="vantage-outside-"))
     folder.chmod(0o755)
     monkeypatch.setattr(postgres, "OUTSIDE", folder)

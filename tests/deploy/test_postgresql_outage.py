@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def rows_on(servers: Servers) -> list[tuple[str, str, int, float]]:
-    """``rows_of`` what MLflow keeps in PostgreSQL."""
+    """Return ``rows_of`` what MLflow keeps in PostgreSQL."""
     with psycopg.connect(f"{read_settings(servers.folder).server_url}/vantage_mlflow") as database:
         found = database.execute(
             "SELECT name, key, step, value FROM metrics JOIN runs USING (run_uuid) "

@@ -47,7 +47,7 @@ def strangers_port() -> Iterator[int]:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """Settings whose servers are the small one above."""
+    """Yield settings whose servers are the small one above."""
 
     def small(settings: Settings, name: str, folder: Path, *_: object) -> Server:
         command = [sys.executable, "-c", SERVER, str(settings.ports[name]), settings.prefect_password]

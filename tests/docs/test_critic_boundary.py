@@ -59,7 +59,7 @@ def sequences() -> Sequences:
 
 
 def gradients_by_hand(policy: PolicyModel, coefficients: Tensor, names: tuple[str, ...] | None) -> Tensor:
-    """∇ Σ c·log softmax(logits / T) for the two sequences one at a time, without padding."""
+    """Return ∇ Σ c·log softmax(logits / T) for the two sequences one at a time, without padding."""
     policy.zero_grad()
     total = torch.zeros(())
     taken = 0

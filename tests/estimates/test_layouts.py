@@ -28,7 +28,7 @@ H100, A100 = GPUS["h100"], GPUS["a100"]
 
 
 def training(*, tokens: float = 512, rows: int = 8, is_bfloat16: bool = False, weights: int = 0) -> Workload:
-    """One optimiser step of a language model on ``rows`` sequences."""
+    """Return one optimiser step of a language model on ``rows`` sequences."""
     shape = replace(LLAMA_7B, counted_weights=weights, has_tied_head=True) if weights else LLAMA_7B
     sequences = Sequences(count=rows, at_once=rows, tokens=tokens, longest=tokens, logit_tokens=tokens)
     return Workload(
@@ -44,7 +44,7 @@ def training(*, tokens: float = 512, rows: int = 8, is_bfloat16: bool = False, w
 
 
 def sampling(*, rows: int = 1) -> Workload:
-    """``rows`` responses of 256 tokens in bfloat16, to prompts of 256."""
+    """Return the sampling of ``rows`` responses of 256 tokens in bfloat16, to prompts of 256."""
     policy = Network(role="policy", shape=LLAMA_7B)
     drawn = Sampling(
         role="policy", times=1, count=rows, at_once=rows, prompt=256, response=256, steps=256, longest=512

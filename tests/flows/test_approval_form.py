@@ -36,7 +36,7 @@ stages:
 
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
-    """A recipe with a gate between two stages."""
+    """Return a recipe with a gate between two stages."""
     path = tmp_path / "formed.yaml"
     path.write_text(RECIPE)
     return path
@@ -63,7 +63,7 @@ def created(recipe: Path, workspace: Workspace) -> str:
 
 
 def engine(flow_run_id: str) -> None:
-    """What a process worker starts for a scheduled flow run."""
+    """Run a scheduled flow run as a process worker starts it."""
     done = WITH_PREFECT.run(
         [sys.executable, "-m", "prefect.engine", flow_run_id],
         env={**os.environ, "PREFECT__FLOW_RUN_ID": flow_run_id, "PYTHONPATH": str(ROOT)},

@@ -78,7 +78,7 @@ def test_another_machine_extends_what_one_has_left_in_a_bucket(
 
 
 def run_in(workspace: Workspace, recipe: Path, *overrides: str) -> None:
-    """A run to its end, its stages in this process."""
+    """Run a recipe to its end, its stages in this process."""
     with orchestrated(
         workspace, recipe, *overrides, in_process=True, stage_function=WORK, makes_report=False
     ) as orchestrator:

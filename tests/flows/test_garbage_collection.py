@@ -218,7 +218,7 @@ def has_lineage(
 def everything_upwards(
     made: list[Made], artifacts: list[Artifact], ran: list[Ran], kept: list[Ran]
 ) -> set[int]:
-    """Whatever can be reached at all, going from an object to everything that has ever made an equal one."""
+    """Return whatever can be reached at all, going from an object to everything that has ever made an equal one."""
     found = {each for run in kept for each in run.stages | run.used}
     found |= {each for run in ran for each in run.published}
     while True:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the odd files that the cases name."""
+    """Return a folder with the odd files that the cases name."""
     folder = tmp_path_factory.mktemp("here")
     lay_out(folder)
     (folder / "whole.yaml").write_text(WHOLE + "publish: []\n")

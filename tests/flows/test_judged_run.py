@@ -127,7 +127,7 @@ def by_hand(row: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, flo
 
 
 def curves_of(workspace: Workspace, run_id: str) -> dict[str, list[float]]:
-    """Metric → its values, in the order of their steps, as the run has recorded them."""
+    """Return metric → its values, in the order of their steps, as the run has recorded them."""
     data = workspace.records.read_outbox(run_id)
     assert data is not None
     curves: dict[str, list[float]] = {}

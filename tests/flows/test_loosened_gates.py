@@ -37,7 +37,7 @@ def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> RunRecord
 
 @pytest.fixture
 def loosened(workspace: Workspace, recipe_file: Path) -> RunRecord:
-    """The second of two runs, which asks 0.1 after 0.9 had closed."""
+    """Return the second of two runs: its gate asks 0.1, after a gate of 0.9 had closed in the first."""
     first = go_through(workspace, recipe_file, *CLOSED)
     assert first.stages["value"].status == "gate_closed"
     assert first.stages["value"].loosened == ()

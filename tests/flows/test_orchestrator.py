@@ -34,7 +34,7 @@ class Killed(BaseException):
 
 
 def told(workspace: Workspace, run_id: str, operation: str) -> list[dict[str, Any]]:
-    """Operations of one kind in the ledger's outbox."""
+    """Return the operations of one kind in the ledger's outbox."""
     path = workspace.folder(run_id) / "ledger" / "outbox.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line for line in lines if line["operation"] == operation]
@@ -271,7 +271,7 @@ def test_killed_between_commit_and_record_an_evaluation_keeps_what_it_would_have
 
 
 def allow(workspace: Workspace, file: str, text: str) -> None:
-    """What the fake stages read: how much memory there is, or who hangs."""
+    """Write what the fake stages read: how much memory there is, or who hangs."""
     workspace.root.mkdir(exist_ok=True)
     (workspace.root / file).write_text(text)
 

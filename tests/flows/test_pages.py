@@ -54,7 +54,7 @@ class Shown:
     """Stage → MLflow's id of its logged model."""
 
     def page(self, stage: str | None, tab: str = "") -> str:
-        """Of a run in MLflow."""
+        """Return the address of a run's page in MLflow."""
         return f"{self.mlflow}/#/experiments/1/runs/{self.runs[stage]}{tab}"
 
     def model_page(self, stage: str, tab: str = "") -> str:
@@ -67,7 +67,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Iterator[Shown]:
-    """One run of fake stages under both servers, which all tests look at."""
+    """Yield one run of fake stages under both servers, which all tests look at."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "server").mkdir()
     (folder / "demonstrations.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n' * 40)
@@ -111,19 +111,21 @@ def opened() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(opened: Tab) -> Iterator[Tab]:
-    """The browser; whatever a test has opened, the console has nothing to say of us."""
+    """Yield the browser, and assert that whatever a test opened printed no error of ours to the console."""
     yield opened
     ours = {each[-600:] for each in opened.complaints() if not OF_THE_FRAMEWORKS.search(each)}
     assert not ours, "\n".join(sorted(ours))
 
 
 def has(text: str) -> str:
-    """JavaScript for: the page shows this text."""
+    """Return JavaScript that is true if the page shows this text."""
     return f"document.body.innerText.includes({json.dumps(text)})"
 
 
 def follow(tab: Tab, text: str, *, to: str, until: str) -> None:
-    """A link of the page is there, and leads to a page that says so; MLflow itself opens it in a tab of its own."""
+    """Follow a link of the page, and assert that it leads to a page with this text; MLflow itself opens it in a tab of
+    its own.
+    """
     assert to in tab.links()[text]
     tab.visit(to, until=has(until))
 

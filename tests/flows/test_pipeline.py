@@ -30,7 +30,7 @@ CANARY = "hf_canary_that_nobody_writes_down"
 
 
 def pages(flow_run_id: str) -> dict[str, str]:
-    """Prefect's artifacts of a flow run: key → data."""
+    """Return Prefect's artifacts of a flow run: key → data."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 

@@ -57,7 +57,7 @@ def drive(workspace: Workspace, recipe: Path) -> subprocess.Popen[str]:
 
 
 def started(workspace: Workspace) -> int:
-    """How many attempts have begun to compute."""
+    """Return how many attempts have begun to compute."""
     return sum(" started " in line for line in events(workspace))
 
 

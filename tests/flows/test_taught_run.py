@@ -37,7 +37,7 @@ def recipe(workspace: Workspace, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(workspace: Workspace, recipe: Path) -> Iterator[FakeServer]:
-    """A server of another model with the student's tokenizer."""
+    """Yield a server of another model with the student's tokenizer."""
     record = go(workspace, recipe, until="student")
     served = FakeServer(workspace.storage.folder(ref_of(workspace, record, "model").artifact))
     recipe.write_text(RECIPE.format(url=served.url))

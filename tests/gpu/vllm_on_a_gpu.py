@@ -56,7 +56,7 @@ def precision(request: pytest.FixtureRequest) -> Precision:
 def parts(
     precision: Precision, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PolicyModel, Codec, VllmEngine]]:
-    """A policy on the GPU, its codec, and one vLLM that all tests of a precision share."""
+    """Yield a policy on the GPU, its codec, and one vLLM that all tests of a precision share."""
     torch.manual_seed(1)
     model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)).eval()
     policy = PolicyModel(nn.Module.to(model, DEVICE))  # transformers' own ``to`` has no types
@@ -81,7 +81,7 @@ def moved(policy: PolicyModel, by: float) -> None:
 
 
 def gaps(policy: PolicyModel, prompts: list[list[int]], found: Any) -> torch.Tensor:
-    """|Δ| of the engine's log-probabilities at temperature 0.7 to those of passes in float64."""
+    """Return |Δ| between the engine's log-probabilities at temperature 0.7 and those of passes in float64."""
     exact = nn.Module.to(LlamaForCausalLM(policy.causal_lm.config), DEVICE, torch.float64)
     exact.load_state_dict({name: each.double() for name, each in policy.causal_lm.state_dict().items()})
     all_gaps = []

@@ -107,7 +107,7 @@ def _outcomes(
 
 
 def share(n: int, chance: float, *, rows: int = 1, alike: float = 0.0, metric: str = "pair_accuracy") -> Case:
-    """Right with a chance."""
+    """Return the case of rows that are right with a chance."""
 
     def draw(rng: Rng) -> Estimates:
         found, clusters = _outcomes(rng, n, rows, (1 - chance, chance), alike)
@@ -119,7 +119,7 @@ def share(n: int, chance: float, *, rows: int = 1, alike: float = 0.0, metric: s
 def paired(
     n: int, gained: float, lost: float, *, rows: int = 1, alike: float = 0.0, metric: str = "accuracy_gain"
 ) -> Case:
-    """Pairs of which some are gained, some lost, and the others the same."""
+    """Return the case of pairs of which some are gained, some lost, and the others the same."""
     is_rate = metric == "win_rate"
 
     def draw(rng: Rng) -> Estimates:
@@ -134,7 +134,7 @@ def paired(
 
 
 def length_controlled(n: int, wins: float, ties: float = 0.0, *, rows: int = 1, alike: float = 0.0) -> Case:
-    """Wins that do not depend on the length."""
+    """Return the case of wins that do not depend on the length."""
 
     def draw(rng: Rng) -> Estimates:
         found, clusters = _outcomes(rng, n, rows, (1 - wins - ties, ties, wins), alike)
@@ -165,7 +165,7 @@ def _margins(rng: Rng, n: int, confidence: np.ndarray, accuracy: np.ndarray) -> 
 
 
 def calibration(n: int, confidence: tuple[float, ...], accuracy: tuple[float, ...]) -> Case:
-    """Pairs at some levels of confidence, each with its own true accuracy."""
+    """Return the case of pairs at some levels of confidence, each with its own true accuracy."""
     levels = np.array(confidence), np.array(accuracy)
 
     def draw(rng: Rng) -> Estimates:
@@ -180,7 +180,7 @@ def calibration(n: int, confidence: tuple[float, ...], accuracy: tuple[float, ..
 
 
 def brier(n: int, confidence: tuple[float, ...], accuracy: tuple[float, ...]) -> Case:
-    """The same pairs by their squared errors."""
+    """Return the case of the same pairs, measured by their squared errors."""
     levels = np.array(confidence), np.array(accuracy)
 
     def draw(rng: Rng) -> Estimates:
@@ -234,7 +234,9 @@ def critic(metric: str, n: int, success: float, known: float, *, rows: int = 4) 
 
 
 def perplexity_ratio(n: int) -> Case:
-    """NLL of two models on the same demonstrations of 5 to 50 tokens, the candidate's lower by 0.1 per token."""
+    """Return the case of two models' NLL on the same demonstrations of 5 to 50 tokens, the candidate's lower by 0.1 per
+    token.
+    """
 
     def draw(rng: Rng) -> Estimates:
         tokens = torch.tensor(rng.integers(5, 51, size=n))
@@ -245,7 +247,7 @@ def perplexity_ratio(n: int) -> Case:
 
 
 def score(n: int, *, rows: int = 1) -> Case:
-    """Normal scores; those of a prompt share half of their variance."""
+    """Return the case of normal scores; those of a prompt share half of their variance."""
 
     def draw(rng: Rng) -> Estimates:
         sizes = _sizes(rng, n, rows)

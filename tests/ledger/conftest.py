@@ -25,7 +25,7 @@ sys.exit(0 if ledger.close(120.0) else 1)
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace's database as two processes made it that started at once; for reading only."""
+    """Return a workspace's database as two processes made it that started at once; for reading only."""
     return made_once(tmp_path_factory, "ledger-database", make_database) / "mlflow.db"
 
 
@@ -57,7 +57,7 @@ def make_database(workspace: Path) -> None:
 
 @pytest.fixture
 def workspace(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a ready database; nothing of the caller's MLflow is touched."""
+    """Return a folder with a ready database; nothing of the caller's MLflow is touched."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     shutil.copy(database, tmp_path / "mlflow.db")

@@ -27,7 +27,7 @@ def read_golden(name: str) -> dict[str, Any]:
 
 
 def contents_of(client: MlflowClient) -> Contents:
-    """Runs, logged models and registered models of the experiment."""
+    """Return the runs, logged models and registered models of the experiment."""
     experiment = client.get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
     runs = {
@@ -69,7 +69,7 @@ def contents_of(client: MlflowClient) -> Contents:
 
 
 def place_of(tags: Mapping[str, str]) -> str:
-    """``RUN/STAGE`` of a run or a model; ``RUN/`` of a parent run."""
+    """Return ``RUN/STAGE`` of a run or a model; ``RUN/`` of a parent run."""
     return f"{tags['vantage.run_id']}/{tags.get('vantage.stage', '')}"
 
 
@@ -116,7 +116,7 @@ def _points(client: MlflowClient, run: entities.Run, name: str) -> list[entities
 
 
 def _number(value: float) -> float | str:
-    """JSON has no number for NaN; MLflow keeps infinity as the largest number."""
+    """Return a number as JSON can hold it: JSON has none for NaN, and MLflow keeps infinity as the largest number."""
     return "nan" if math.isnan(value) else value
 
 

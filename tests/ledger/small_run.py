@@ -162,7 +162,7 @@ def refused(workspace: Path) -> list[str]:
 
 
 def runs_of(client: MlflowClient, run_id: str) -> dict[str, Run]:
-    """Stage → its run, "" → the whole run's; two runs for one stage are an error."""
+    """Return stage → its run, "" → the whole run's; two runs for one stage are an error."""
     experiment = client.get_experiment_by_name("tiny")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id], f"tags.`vantage.run_id` = '{run_id}'")
@@ -177,7 +177,7 @@ def curve(client: MlflowClient, run: Run, metric: str) -> list[tuple[int, int, f
 
 
 def snapshot(client: MlflowClient, run_id: str) -> dict[str, Any]:
-    """Everything of a run in MLflow, with MLflow's own ids replaced by ours."""
+    """Return everything of a run in MLflow, with MLflow's own ids replaced by ours."""
     runs = runs_of(client, run_id)
     experiment_id = runs[""].info.experiment_id
     models = client.search_logged_models([experiment_id])

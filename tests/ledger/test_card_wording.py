@@ -29,7 +29,7 @@ SUMS = {1: "93d17ee1ed162c3993fa5035ab99e0b12c9fe13c57e1226b96040fe0e1e737aa"}
 
 @pytest.fixture
 def rich(run: RunEntry) -> RunEntry:  # noqa: F811
-    """The run with an answer, a loosened gate, a licence, a bill, and metrics that warn."""
+    """Return the run with an answer, a loosened gate, a licence, a bill, and metrics that warn."""
     evaluation = run.stages["evaluation"]
     gate = LoosenedGate(
         metric="accuracy", run_id="0000-r-abcdef", closed=Asked.by(CLOSED), now=None, passed=None
@@ -59,7 +59,7 @@ def rich(run: RunEntry) -> RunEntry:  # noqa: F811
 
 
 def texts(entry: RunEntry) -> list[str]:
-    """Cards in MLflow and in exported folders, with every way in which a model is asked."""
+    """Return cards in MLflow and in exported folders, with every way in which a model is asked."""
     pages = ModelPages(run="#/run", run_of_all="#/all", readers={}, registered=None)
     policy = entry.stages["policy"].artifact
     assert policy is not None

@@ -44,7 +44,7 @@ def read(name: str, made: Artifact) -> Input:
 
 @pytest.fixture
 def run() -> RunEntry:
-    """model, data → sft → policy → evaluation, which compares policy with sft."""
+    """Return a run of model, data → sft → policy → evaluation, which compares policy with sft."""
     stages = [
         stage("model", "import_model", MODEL, {}, source="builtin:tiny"),
         stage("data.d", "prepare_data", DATA, {}, source="d.jsonl", source_sha256=sha("d.jsonl")),

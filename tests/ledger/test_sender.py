@@ -126,7 +126,7 @@ def test_a_database_that_was_lost_is_written_again(workspace: Path, database: Pa
 
 @contextmanager
 def mlflow_server(folder: Path, port: int, *, seconds: float = 90.0) -> Iterator[None]:
-    """A real server on loopback, ended with everything that it started."""
+    """Yield a real server on loopback, ended with everything that it started."""
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
@@ -167,7 +167,7 @@ def free_port() -> int:
 
 @contextmanager
 def losing_proxy(port: int, to_port: int) -> Iterator[list[str]]:
-    """Passes requests on, and loses the first two answers of every kind of write; yields the paths that it lost."""
+    """Pass requests on, and lose the first two answers of every kind of write; yields the paths that it lost."""
     lost: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -195,7 +195,7 @@ def losing_proxy(port: int, to_port: int) -> Iterator[list[str]]:
         do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = pass_on
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Silent."""
+            """Print nothing."""
 
     proxy = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=proxy.serve_forever, daemon=True)

@@ -10,7 +10,9 @@ CHATML = (
 
 
 def build_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE in the manner of GPT-2 with a few merges, ChatML's special tokens and its template."""
+    """Return a byte-level BPE tokenizer in the manner of GPT-2 with a few merges, ChatML's special tokens and its
+    template.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "hello"), ("Ċ", "Ċ"), ("Ġ", "Ġ")]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -16,13 +16,13 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model as from the Hub, whose tokenizer puts a space before every text."""
+    """Return the folder of a model as from the Hub, whose tokenizer puts a space before every text."""
     return save_story_model(tmp_path_factory.mktemp("stories"))
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in model's folder."""
+    """Return the built-in model's folder."""
     folder = tmp_path_factory.mktemp("tiny")
     build_builtin("tiny", folder, seed=1)
     return folder
@@ -40,5 +40,5 @@ def tiny_policy(tiny: Path) -> PreTrainedModel:
 
 @pytest.fixture
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that no other test changes."""
+    """Return a tokenizer that no other test changes."""
     return build_byte_tokenizer()

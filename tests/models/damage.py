@@ -168,7 +168,7 @@ def _once(folder: Path, chance: random.Random) -> str:
 
 
 def _value(path: Path, chance: random.Random) -> str:
-    """Another value somewhere in a JSON file."""
+    """Return another value somewhere in a JSON file."""
     try:
         root = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except (ValueError, RecursionError):

@@ -30,7 +30,7 @@ stages: {{sft: {{kind: sft, data: demonstrations}}}}
 
 @pytest.fixture
 def adapter(tiny: Path, tmp_path: Path) -> Path:
-    """As peft itself saves it: no tokenizer, a card, and a name of its base that leads nowhere."""
+    """Return an adapter as peft itself saves it: no tokenizer, a card, and a name of its base that leads nowhere."""
     torch.manual_seed(0)
     model = get_peft_model(
         load_policy(tiny), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"])

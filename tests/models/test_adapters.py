@@ -96,7 +96,7 @@ def logits(model: nn.Module) -> Tensor:
 
 @pytest.fixture
 def adapter(tiny: Path, tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
-    """Adapters on the tiny model that have learned something."""
+    """Return adapters on the tiny model that have learned something."""
     write_adapters(trained(tiny), tmp_path / "adapter", base=DIGEST)
     save_tokenizer(tiny_tokenizer, tmp_path / "adapter")
     return tmp_path / "adapter"

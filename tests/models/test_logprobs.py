@@ -78,7 +78,7 @@ def batch() -> Sequences:
 
 
 def oracle(model: PreTrainedModel, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """Row by row, token by token, from the model's own logits, without padding."""
+    """Return log-probabilities row by row, token by token, from the model's own logits, without padding."""
     logprobs = torch.zeros(sequences.response_mask.shape, dtype=torch.float64)
     entropy = torch.zeros_like(logprobs)
     for row in range(len(sequences)):
@@ -93,7 +93,7 @@ def oracle(model: PreTrainedModel, sequences: Sequences) -> tuple[Tensor, Tensor
 
 
 def full_kl_oracle(model: PreTrainedModel, reference: PreTrainedModel, sequences: Sequences) -> Tensor:
-    """Σ_v π(v)·log(π(v)/π_ref(v)), token by token, from the models' own logits, without padding."""
+    """Return Σ_v π(v)·log(π(v)/π_ref(v)), token by token, from the models' own logits, without padding."""
     kl = torch.zeros(sequences.response_mask.shape, dtype=torch.float64)
     for row in range(len(sequences)):
         prompt, length = int(sequences.prompt_lengths[row]), int(sequences.lengths[row])
@@ -157,7 +157,7 @@ def test_without_entropy_the_gradient_is_that_of_the_log_probabilities_alone() -
 
 
 def head_of_logits(vocabulary: int, dtype: torch.dtype = torch.float64) -> OutputHead:
-    """Hidden states are the logits themselves."""
+    """Return a head whose hidden states are the logits themselves."""
     return OutputHead(torch.eye(vocabulary, dtype=dtype), None, scale=1.0, softcap=None)
 
 
@@ -305,7 +305,7 @@ class LogitRows(TorchDispatchMode):
 
 
 def wide_model() -> PreTrainedModel:
-    """With far more logits than hidden states."""
+    """Return a model with far more logits than hidden states."""
     return AutoModelForCausalLM.from_config(
         LlamaConfig(**{**SIZES, "vocab_size": 5000, "tie_word_embeddings": False})
     )

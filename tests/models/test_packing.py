@@ -43,7 +43,7 @@ def test_the_longest_goes_first_into_the_first_row_that_has_room(
 
 
 def fewest_rows(lengths: Sequence[int], capacity: int) -> int:
-    """By trying all orders, each filled row by row."""
+    """Return the fewest rows by trying all orders, each filled row by row."""
 
     def filled(order: tuple[int, ...]) -> int:
         rows, room = 0, 0
@@ -81,7 +81,9 @@ def model_of(name: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
 
 
 def batch_of(vocabulary: int, *, seed: int = 1) -> Sequences:
-    """Nine sequences of 3 to 45 tokens, longer than the sliding windows of the families, of which a part is learnt."""
+    """Return nine sequences of 3 to 45 tokens, longer than the sliding windows of the families, of which a part is
+    learnt.
+    """
     draw = random.Random(seed)
     prompts = [[draw.randrange(4, vocabulary) for _ in range(n)] for n in (25, 3, 9, 1, 1, 9, 25, 3, 9)]
     responses = [[draw.randrange(4, vocabulary) for _ in range(n)] for n in (20, 20, 2, 2, 1, 8, 1, 8, 20)]
@@ -97,7 +99,7 @@ def packed(sequences: Sequences) -> Sequences:
 
 
 def loss_and_gradient(model: PreTrainedModel, sequences: Sequences) -> tuple[float, dict[str, Tensor]]:
-    """Of the mean over all tokens that are learnt."""
+    """Return loss and gradient of the mean over all tokens that are learnt."""
     model.zero_grad()
     logprobs = response_logprobs(model, sequences, temperature=1.0).logprobs
     loss = -logprobs.masked_fill(~sequences.learnt, 0.0).sum() / sequences.learnt.sum()

@@ -24,12 +24,14 @@ FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "mistral", "gpt_neox", "bloom", 
 
 @pytest.fixture
 def plain(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase) -> Path:
-    """A random Llama."""
+    """Return a random Llama."""
     return small("llama", tmp_path, tiny_tokenizer)
 
 
 def grid() -> np.ndarray:
-    """NF4's 16 values as QLoRA's paper has them (eq. 4, appendix E): quantiles of N(0, 1), 8 below 0, 0, and 7 above."""
+    """Return NF4's 16 values as QLoRA's paper has them (eq. 4, appendix E): quantiles of N(0, 1), 8 below 0, 0, and 7
+    above.
+    """
     offset = (1 - 1 / (2 * 15) + 1 - 1 / (2 * 16)) / 2  # the mean of the outermost ones for 15 and 16 values
     above, below = norm.ppf(np.linspace(offset, 0.5, 9)[:-1]), -norm.ppf(np.linspace(offset, 0.5, 8)[:-1])
     values = np.sort(np.concatenate([above, [0.0], below]))
@@ -37,7 +39,9 @@ def grid() -> np.ndarray:
 
 
 def rounded_by_hand(weight: np.ndarray) -> np.ndarray:
-    """Each block of 64 in a row divided by its largest absolute value, and moved to the nearest value of the grid."""
+    """Return weights of which each block of 64 in a row was divided by its largest absolute value, and moved to the
+    nearest value of the grid.
+    """
     found = np.empty(weight.size)
     flat = weight.astype(np.float64).ravel()
     for start in range(0, flat.size, 64):

@@ -51,7 +51,7 @@ def asked(content: str) -> Message:
 
 
 def tokens(tokenizer: Any, prompt: Prompt, response: Message) -> tuple[list[int], str] | UnrenderedRow:
-    """Ids of the prompt and the response, and the text of the response."""
+    """Return the ids of the prompt and the response, and the text of the response."""
     [ids] = encode_prompts(tokenizer, [prompt], chat=True)
     [found] = ResponseRenderer(tokenizer, chat=True).encode([prompt], [response])
     return found if isinstance(found, UnrenderedRow) else ([*ids, *found], tokenizer.decode(found))

@@ -106,7 +106,7 @@ EOS = (2, 17, 30, 31, 5)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """So that caches grow, and rows leave, within a few tokens; and each test's log is its own."""
+    """Let caches grow, and rows leave, within a few tokens, and give each test a log of its own."""
     monkeypatch.setattr(static_cache, "STEP", 8)
     monkeypatch.setattr(replayed_steps, "FEWEST_ROWS", 2)
     monkeypatch.setattr(replayed_steps, "FEWEST_TOKENS", 2)
@@ -118,7 +118,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a CPU, what on a GPU is captured."""
+    """Replay on a CPU what is captured on a GPU."""
     monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": Uncaptured})
 
 
@@ -137,7 +137,7 @@ def draw(model: PreTrainedModel, prompts: list[list[int]] = PROMPTS, **options: 
 def both(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any
 ) -> tuple[Samples, Samples, PassCounts]:
-    """By the plain loop, by replayed steps, and what these counted."""
+    """Return the result of the plain loop, that of replayed steps, and what these counted."""
     monkeypatch.setattr(replayed_steps, "CAPTURES", {})
     plain = draw(model, *args, **options)
     assert taken_counts().graph_replays == 0

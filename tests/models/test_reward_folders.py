@@ -16,7 +16,7 @@ from vantage.models.sequences import collate
 
 
 def save_classifier(folder: Path, *, num_labels: int = 1) -> None:
-    """A classifier of random weights, as transformers saves it."""
+    """Save a classifier of random weights, as transformers saves it."""
     tokenizer = chat_tokenizer()
     torch.manual_seed(4)
     config = LlamaConfig(

@@ -32,7 +32,7 @@ def cut_at_eos(ids: list[int]) -> list[int]:
 
 
 def gpt2() -> GPT2LMHeadModel:
-    """Learned positions, so that a wrong position of a left-padded row shows."""
+    """Return a model with learned positions, so that a wrong position of a left-padded row shows."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=64))
     with torch.no_grad():

@@ -10,7 +10,7 @@ from vantage.models.static_cache import Bucket, FixedLayer, StaticCache, length_
 
 
 def tensors(held: StaticCache) -> list[torch.Tensor]:
-    """Keys and values, layer by layer."""
+    """Return keys and values, layer by layer."""
     found = []
     for layer in held.layers().layers:
         assert isinstance(layer, FixedLayer)

@@ -28,7 +28,9 @@ HUMAN = "\n\nHuman:"
 
 
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
-    """In the manner of Llama 2: a space before every text, and bytes for characters that have no token."""
+    """Return a tokenizer in the manner of Llama 2: a space before every text, and bytes for characters that have no
+    token.
+    """
     merges = [
         ("▁", "b"),
         ("s", "t"),
@@ -67,7 +69,7 @@ TOKENIZERS = {"byte-level": build_byte_tokenizer(), "sentencepiece": sentencepie
 
 
 def first_stop(stops: StopStrings, ids: Sequence[int]) -> int | None:
-    """How many ids a response has that is sampled as these."""
+    """Return how many ids a response has that is sampled as these."""
     return next((length for length in range(1, len(ids) + 1) if stops.complete(ids[:length])), None)
 
 
@@ -141,7 +143,7 @@ def test_the_same_where_bytes_are_tokens_and_texts_begin_with_a_space(
 
 
 def random_cases(tokenizer: PreTrainedTokenizerBase, number: int) -> list[tuple[list[str], list[int]]]:
-    """Ids in which bytes and pieces of words are frequent, and strings that some of them contain."""
+    """Return the ids in which bytes and pieces of words are frequent, and strings that some of them contain."""
     chance = random.Random(5)
     words = ["stop", " stop", HUMAN, "hello", " hello b", "é", "你好", "\n", "a.", "?"]
     parts = [tokenise(tokenizer, [word], add_special_tokens=False)[0] for word in words]

@@ -16,7 +16,8 @@ OPENING = "{% if add_generation_prompt %}A: {% endif %}"
 
 
 def _tokenizer(closing: str, *, at_end: str = "") -> PreTrainedTokenizerFast:
-    """Bytes, a special token `<end>`, an added one without that flag, and `[/A]`, which merges of bytes make.
+    """Return a tokenizer with bytes, a special token `<end>`, an added one without that flag, and `[/A]`, which merges
+    of bytes make.
 
     Args:
         closing: what the template puts after each turn.

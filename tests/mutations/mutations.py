@@ -108,7 +108,7 @@ def _dumped(text: str) -> str:
 
 
 def copy_tree(target: Path) -> None:
-    """Every file that git knows or would add."""
+    """Copy every file that git knows or would add."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -344,7 +344,7 @@ def shard(mutations: Sequence[Mutation], text: str) -> list[Mutation]:
 
 
 def selected(mutations: Iterable[Mutation], patterns: Sequence[str]) -> list[Mutation]:
-    """Those whose name matches a pattern; without patterns, all."""
+    """Return the mutations whose name matches a pattern; without patterns, all."""
     return [m for m in mutations if not patterns or any(fnmatch.fnmatch(m.name, each) for each in patterns)]
 
 

@@ -139,7 +139,7 @@ mutations:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A copy of the script in a tree of one test and one module, which is imported by a link as ours are."""
+    """Return a copy of the script in a tree of one test and one module, which is imported by a link as ours are."""
     script = tmp_path / "tests/mutations/mutations.py"
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "tests/mutations/mutations.py", script)

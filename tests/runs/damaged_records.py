@@ -64,7 +64,7 @@ class Finished(NamedTuple):
     run_id: str
 
     def files(self) -> dict[str, tuple[Path, Callable[[], object]]]:
-        """Kind of record → its file, and what reads it."""
+        """Return kind of record → its file, and what reads it."""
         stage = next(stage for stage in read_run(self.workspace, self.run_id).stages.values() if stage.digest)
         store, folder = Store(self.workspace.store), self.workspace.root / "runs" / self.run_id
         key, sealed = str(stage.stage_key), self.workspace.store / "objects" / str(stage.digest)

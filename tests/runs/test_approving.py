@@ -36,7 +36,7 @@ stages:
 
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
-    """A recipe whose first stage (0.5) does not pass its gate."""
+    """Return a recipe whose first stage (0.5) does not pass its gate."""
     path = tmp_path / "asking.yaml"
     path.write_text(RECIPE)
     return path
@@ -44,7 +44,7 @@ def recipe_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:
-    """No MLflow answers: what is recorded waits in the outbox."""
+    """Let no MLflow answer: what is recorded waits in the outbox."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
 
 
@@ -190,7 +190,7 @@ def test_what_is_refused(waiting: Workspace, subject: str, changes: dict[str, ob
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A run that waits; for reading only."""
+    """Return a run that waits; for reading only."""
     folder = tmp_path_factory.mktemp("waiting")
     (folder / "asking.yaml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patched:

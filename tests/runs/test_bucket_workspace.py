@@ -31,7 +31,7 @@ Machine = Callable[[], Workspace]
 
 @pytest.fixture
 def machine(bucket: str, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """The workspace as one more machine sees it."""
+    """Return the workspace as one more machine sees it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
     monkeypatch.setattr("vantage.storage.leases.LEASE_SECONDS", LEASE_SECONDS)
     numbers = iter(range(9))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("unsent")
 
 @pytest.fixture
 def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:
-    """A workspace and the run that made everything in it."""
+    """Return a workspace and the run that made everything in it."""
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status="completed")
@@ -38,7 +38,7 @@ def object_of(workspace: Workspace, run_id: str, step: str) -> Path:
 
 
 def flip(file: Path) -> None:
-    """Another bit, the same size."""
+    """Flip a bit of a file; its size stays."""
     file.chmod(0o644)
     content = bytearray(file.read_bytes())
     content[0] ^= 1

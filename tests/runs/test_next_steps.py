@@ -22,7 +22,7 @@ SETS = ("stages.value.gate.at_least=0.9",)
 
 @pytest.fixture
 def closed(workspace: Workspace, recipe_file: Path) -> RunRecord:
-    """A run whose critic (0.4) did not pass its gate (0.9)."""
+    """Return a run whose critic (0.4) did not pass its gate (0.9)."""
     with orchestrated(workspace, recipe_file, *SETS, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome(), source=str(recipe_file), overrides=SETS)
@@ -75,7 +75,7 @@ def test_a_run_that_failed_was_stopped_or_was_a_part_has_commands_to_go_on(
 
 
 def planned(words: list[str]) -> dict[str, str]:
-    """Step → action of the plan of a command that would run."""
+    """Return step → action of the plan of a command that would run."""
     done = CliRunner().invoke(app, ["plan", *words[1:], "--json"])
     assert done.exit_code == 0, done.stderr
     return dict(re.findall(r'"name": "([^"]+)", "kind": "[^"]+", "action": "([^"]+)"', done.stdout))

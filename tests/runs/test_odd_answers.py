@@ -24,7 +24,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a run that waits, which no test changes."""
+    """Return a workspace with a run that waits, which no test changes."""
     folder = tmp_path_factory.mktemp("odd-answers")
     (folder / "asking.yaml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patched:
@@ -35,7 +35,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(waiting: Path, tmp_path: Path) -> Workspace:
-    """A copy of it."""
+    """Return a copy of the workspace."""
     shutil.copytree(waiting / "workspace", tmp_path / "workspace")
     return Workspace(tmp_path / "workspace")
 
@@ -46,7 +46,7 @@ def only(workspace: Workspace) -> RunRecord:
 
 
 def file_of(workspace: Workspace) -> Path:
-    """Where the answer to the question about sft belongs."""
+    """Return where the answer to the question about sft belongs."""
     record = only(workspace)
     folder = workspace.folder(record.run_id) / "approvals"
     folder.mkdir(exist_ok=True)

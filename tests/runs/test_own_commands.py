@@ -16,7 +16,7 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell in which the virtual environment is not activated."""
+    """Set up a shell in which the virtual environment is not activated."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
 

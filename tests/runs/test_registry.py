@@ -18,7 +18,7 @@ OURS = PublishedVersion("ours", "2", "", "a" * 64, "sft", "b" * 64, "0001-small-
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str | None]]:
-    """MLflow has ``ours`` and a model of somebody else; returns what it was asked."""
+    """Let MLflow have ``ours`` and a model of somebody else, and return what it was asked."""
     found: list[tuple[str, str | None, str | None]] = []
 
     def find_version(address: str, name: str, *, version: str | None, alias: str | None) -> Any:

@@ -15,7 +15,7 @@ from vantage.runs.resolving import load_resolved
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model folder that says how wide it is, and two files of data."""
+    """Return a model folder that says its width, and two files of data."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"hidden_size": 64}')

@@ -13,7 +13,7 @@ RUNS = ("0001-quickstart-59aaf7", "0002-instruct-0a1b2c", "0010-quickstart-59aaf
 
 @pytest.fixture
 def place(tmp_path: Path) -> Workspace:
-    """A workspace with four runs, of which nothing but the names is read, and something else beside them."""
+    """Return a workspace with four runs, of which nothing but the names is read, and something else beside them."""
     place = Workspace(tmp_path)
     for name in (*RUNS, ".creating-0011-x-000000", "notes"):
         (place.runs / name).mkdir(parents=True)

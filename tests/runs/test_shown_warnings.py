@@ -14,7 +14,7 @@ OF_STORAGE = logging.getLogger("vantage.storage.anything")
 
 @pytest.fixture
 def root_output() -> Iterator[io.StringIO]:
-    """What the root logger's handler prints, as Prefect's with ``--verbose``."""
+    """Yield what the root logger's handler prints, as Prefect's with ``--verbose``."""
     printed = io.StringIO()
     handler = logging.StreamHandler(printed)
     logging.getLogger().addHandler(handler)

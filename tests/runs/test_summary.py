@@ -80,7 +80,7 @@ def test_an_evaluation_shows_both_models_and_their_difference() -> None:
 
 @pytest.fixture
 def record(workspace: Workspace, recipe_file: Path) -> RunRecord:
-    """A run of fake stages that has ended."""
+    """Return a run of fake stages that has ended."""
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome())

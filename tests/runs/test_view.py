@@ -69,7 +69,7 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a run, and a second run that has found everything."""
+    """Return a workspace with a run, and a second run that has found everything."""
     folder = tmp_path_factory.mktemp("view")
     recipe = write_recipe(folder, range(60))
     for _ in range(2):
@@ -79,7 +79,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(made: Path, tmp_path: Path) -> tuple[Stored, Stored]:
-    """The run that made everything, and the one that reused it, in a copy of their workspace."""
+    """Return the run that made everything, and the one that reused it, in a copy of their workspace."""
     shutil.copytree(made, tmp_path / "workspace")
     workspace = Workspace(tmp_path / "workspace")
     first, second = (workspace.records.read(run_id) for run_id in sorted(workspace.records.ids()))

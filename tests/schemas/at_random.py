@@ -41,7 +41,7 @@ def _schema(of_sweep: bool) -> dict[str, Any]:
 
 @cache
 def _keys() -> list[str]:
-    """Dotted keys of the built-in recipes, all of them."""
+    """Return the dotted keys of the built-in recipes, all of them."""
 
     def below(node: Any, key: str) -> list[str]:
         items = node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else ())

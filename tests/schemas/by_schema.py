@@ -213,7 +213,7 @@ def wrong_fields(of: type[BaseModel], plain: Any) -> list[str]:
 
 
 def _counts_valid_items(error: ErrorDetails) -> bool:
-    """pydantic says that a list is too short when an item of it breaks a rule."""
+    """Return whether pydantic reports a list as too short because an item of it breaks a rule."""
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 

@@ -56,17 +56,17 @@ publish:
 
 @pytest.fixture(autouse=True)
 def _same_by_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever recipe or sweep a test loads, the JSON schema says of it what the loader does."""
+    """Assert that the JSON schema says of each recipe or sweep that a test loads what the loader does."""
     yield from by_schema.watch(monkeypatch)
 
 
 @pytest.fixture
 def text() -> str:
-    """The recipe as its author wrote it; line numbers in tests count from here."""
+    """Return the recipe as its author wrote it; line numbers in tests count from here."""
     return RECIPE
 
 
 @pytest.fixture
 def plain() -> dict[str, Any]:
-    """The same as a mapping that a test may change."""
+    """Return the same as a mapping that a test may change."""
     return copy.deepcopy(yaml.safe_load(RECIPE))

@@ -28,7 +28,7 @@ def of_slice(
 
 
 def diagnosis(**changes: Any) -> CriticDiagnosis:
-    """That of a good critic, but for the changes."""
+    """Return the diagnosis of a good critic, but for the changes."""
     good: dict[str, Any] = {
         "prompts": 100,
         "responses": 400,

@@ -20,7 +20,7 @@ def refused(text: str, *overrides: str) -> list[str]:
 
 
 def fields_of(problems: list[str]) -> list[str]:
-    """Where each problem stands, without file, line and message."""
+    """Return the path of each problem, without file, line and message."""
     return [re.sub(r"^(x\.yaml:\d+: )", "", problem).split(": ")[0] for problem in problems]
 
 

@@ -49,7 +49,7 @@ def _modules(place: Path) -> Iterator[Path]:
 
 @functools.cache
 def _names_read(places: tuple[str, ...]) -> frozenset[str]:
-    """Attributes that are read anywhere in these packages and modules."""
+    """Return the attributes that are read anywhere in these packages and modules."""
     read = set()
     for file in (file for place in places for file in _modules(ROOT / place)):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

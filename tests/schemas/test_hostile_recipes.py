@@ -25,7 +25,7 @@ SECONDS = 10.0
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the odd files that the cases name."""
+    """Return the current folder, with the odd files that the cases name."""
     lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path

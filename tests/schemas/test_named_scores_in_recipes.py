@@ -19,7 +19,7 @@ NAMED = "{verifier: mine, weight: 2.0, scores: {style: {weight: 0.5, clip: {low:
 
 
 def with_term(text: str, term: str) -> str:
-    """The small recipe with a verifier of its own, and a term of its reward in line 12."""
+    """Return the small recipe with a verifier of its own, and a term of its reward in line 12."""
     return text.replace("rewards:\n", "verifiers:\n  mine: {source: mine.py}\nrewards:\n").replace(
         "      - {model: reward}\n", f"      - {{model: reward}}\n      - {term}\n"
     )

@@ -26,7 +26,7 @@ arms:
 
 @pytest.fixture
 def folder(tmp_path: Path, text: str) -> Path:
-    """A folder with the small recipe."""
+    """Return a folder with the small recipe."""
     (tmp_path / "small.yaml").write_text(text)
     return tmp_path
 
@@ -37,7 +37,7 @@ def load(folder: Path, text: str = SWEEP, *overrides: str, **chosen: list[str]) 
 
 
 def refused(folder: Path, text: str, *overrides: str, **chosen: list[str]) -> list[str]:
-    """The problems, without the folder before the file's name."""
+    """Return the problems, without the folder before the file's name."""
     with pytest.raises(RecipeError) as caught:
         load(folder, text, *overrides, **chosen)
     return str(caught.value).replace(f"{folder}/", "").splitlines()

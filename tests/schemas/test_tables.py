@@ -175,7 +175,7 @@ def test_rankings_are_kept_with_their_ties_and_bad_ones_counted_by_reason() -> N
 
 
 def is_good_ranking(row: dict[str, Any]) -> bool:
-    """The same rules once more, value by value."""
+    """Return whether a ranking keeps the same rules, checked value by value."""
     responses, ranks = row["responses"], row["ranks"]
     if not row["prompt"] or not row["prompt"].strip() or "\0" in row["prompt"]:
         return False

@@ -32,7 +32,7 @@ def canary(tmp_path: Path) -> Path:
 
 
 def pickled_type(canary: Path) -> pa.Schema:
-    """A column of Arrow's old extension type, whose description is a pickle (CVE-2023-47248)."""
+    """Return a column of Arrow's old extension type, whose description is a pickle (CVE-2023-47248)."""
     metadata = {
         b"ARROW:extension:name": b"arrow.py_extension_type",
         b"ARROW:extension:metadata": pickle.dumps(Payload(canary)),

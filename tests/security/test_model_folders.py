@@ -36,7 +36,7 @@ class Payload:
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that only a payload makes."""
+    """Return the path of a file that only a payload makes."""
     monkeypatch.delenv(CANARY, raising=False)
     return tmp_path / "the payload ran"
 
@@ -64,7 +64,7 @@ def torch_file(value: object) -> bytes:
 
 
 def all_ways_in(folder: Path, tmp_path: Path) -> list[str]:
-    """What each way says by which a model's folder enters; fails on one that takes it."""
+    """Return the refusal of each way by which a model's folder enters; fails on one that takes it."""
     ways = {
         "import": lambda: import_model(str(folder), tmp_path / "imported", seed=1),
         "registered": lambda: copy_model(folder, tmp_path / "copied"),

@@ -83,7 +83,7 @@ class Here:
 
 
 def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> Ended:
-    """A finished run of the recipe."""
+    """Return a finished run of the recipe."""
     with orchestrated(workspace, recipe, *overrides) as orchestrator:
         orchestrator._launcher = Here()
         attempt_all(orchestrator)
@@ -95,7 +95,7 @@ def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> Ended:
 
 @pytest.fixture(scope="session")
 def ended(keys: Keys, tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Iterator[Ended]:
-    """One signed run, which no test changes."""
+    """Yield one signed run, which no test changes."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv(PASSWORD, CANARY)
         changed.setenv("MLFLOW_TRACKING_URI", ledger_database)
@@ -104,7 +104,7 @@ def ended(keys: Keys, tmp_path_factory: pytest.TempPathFactory, ledger_database:
 
 @pytest.fixture
 def copied(ended: Ended, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch) -> Ended:
-    """A copy of it on another path, which a test may change."""
+    """Return a copy of it on another path, which a test may change."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
     shutil.copytree(ended.workspace.root, tmp_path / "copied")
     return Ended(Workspace(tmp_path / "copied"), ended.lines)

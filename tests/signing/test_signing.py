@@ -38,19 +38,19 @@ from vantage.storage.store_garbage import StoreGarbage
 
 
 def signatures(workspace: Workspace) -> dict[str, bytes]:
-    """Path → content of everything that is stored of signatures."""
+    """Return path → content of everything that is stored of signatures."""
     root = workspace.store / "signatures"
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def pairs(workspace: Workspace) -> list[tuple[Path, Path]]:
-    """Statement and signature, as files."""
+    """Return statement and signature, as files."""
     found = sorted((workspace.store / "signatures").rglob(STATEMENT))
     return [(path, path.with_name(SIGNATURE)) for path in found]
 
 
 def outcomes(ended: Ended, keys: Keys, *required: str) -> dict[str, set[str]]:
-    """Step → outcomes of its checks, with these keys required."""
+    """Return step → outcomes of its checks, with these keys required."""
     named = {"own": keys.own.public, "other": keys.other.public}
     storage, record = ended.workspace.storage, ended.record
     refs = refs_of(ended.workspace, record, STEPS)

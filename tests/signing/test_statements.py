@@ -23,7 +23,7 @@ from vantage.storage.signatures import read_signatures
 
 
 def statements(ended: Ended) -> dict[str, bytes]:
-    """Step → its only statement."""
+    """Return step → its only statement."""
     found = {}
     for step in STEPS:
         [stored] = read_signatures(ended.workspace.storage, str(ended.record.stages[step].stage_key))

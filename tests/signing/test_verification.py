@@ -28,7 +28,7 @@ def _no_password(_password: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ref_of(ended: Ended, step: str = "reward") -> Ref:
-    """The step's ref as the store has it now."""
+    """Return the step's ref as the store has it now."""
     ref = ended.workspace.storage.find(str(ended.record.stages[step].stage_key))
     assert ref is not None
     return ref
@@ -39,7 +39,7 @@ def checks(ended: Ended, *required: PublicKey, judged: Judged | None = None) -> 
 
 
 def folder_of(ended: Ended, step: str = "reward") -> Path:
-    """The folder with the step's only statement."""
+    """Return the folder with the step's only statement."""
     root = ended.workspace.store / "signatures" / str(ended.record.stages[step].stage_key)
     [found] = root.rglob(STATEMENT)
     return found.parent
@@ -77,7 +77,7 @@ def test_a_valid_signature_by_another_key_is_none_by_the_required_one(copied: En
 
 
 def rewrite_the_object(ended: Ended) -> None:
-    """Other weights with a manifest and a ref that agree with them, which no digest can tell."""
+    """Write other weights with a manifest and a ref that agree with them, which no digest can tell."""
     store, ref = ended.workspace.store, ref_of(ended)
     old = store / "objects" / ref.artifact.digest
     for path in (old, *old.rglob("*")):
@@ -113,7 +113,7 @@ def edit_ref(**changes: Any) -> Callable[[Ended], None]:
 
 
 def edit_statement(ended: Ended) -> None:
-    """Metrics in the statement itself, stored under the name that it then has."""
+    """Change metrics in the statement itself, and store it under the name that it then has."""
     folder = folder_of(ended)
 
     def change(said: Any) -> None:
@@ -124,7 +124,9 @@ def edit_statement(ended: Ended) -> None:
 
 
 def rewrite_everything(ended: Ended) -> None:
-    """Object, manifest, ref and statement agree; the old signature does not hold for the new statement."""
+    """Rewrite object, manifest, ref and statement so that they agree; the old signature does not hold for the new
+    statement.
+    """
     rewrite_the_object(ended)
     ref, folder = ref_of(ended), folder_of(ended)
     files = json.loads((ended.workspace.store / ref.artifact.uri / "manifest.json").read_bytes())["files"]
@@ -133,7 +135,7 @@ def rewrite_everything(ended: Ended) -> None:
 
 
 def swap_statements(ended: Ended) -> None:
-    """The signed statement of another stage in the place of this one's."""
+    """Put the signed statement of another stage in the place of this one's."""
     other, ours = folder_of(ended, "sft"), folder_of(ended)
     for name in (STATEMENT, SIGNATURE):
         shutil.copyfile(other / name, ours / name)

@@ -36,7 +36,7 @@ def edit_ref(ended: Ended, step: str, change: Any) -> None:
 
 
 def edit_verdict(ended: Ended, **changes: Any) -> None:
-    """A verdict in ``run.json``, and nothing else."""
+    """Change a verdict in ``run.json``, and nothing else."""
     edit_json(
         ended.workspace.folder(ended.record.run_id) / "run.json",
         lambda run: run["stages"]["reward"]["verdicts"][0].update(changes),
@@ -126,7 +126,7 @@ def test_patterns_fit_whole_names_of_models_and_of_aliases(model: str, alias: st
 
 @pytest.fixture
 def exported(ended: Ended, keys: Keys, tmp_path: Path) -> tuple[Path, dict[str, Any], str]:
-    """A folder with the signature of the reward model, what its ``vantage.json`` says of it, and the digest."""
+    """Return a folder with the signature of the reward model, what its ``vantage.json`` says of it, and the digest."""
     stage = ended.record.stages["reward"]
     [stored] = read_signatures(ended.workspace.storage, str(stage.stage_key))
     folder = tmp_path / "exported" / "signatures" / "key" / "statement"

@@ -28,7 +28,7 @@ def bucket_place(bucket: str, tmp_path: Path) -> BucketPlace:
 
 @pytest.fixture(params=["folder", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A storage of each kind in turn."""
+    """Return a storage of each kind in turn."""
     if request.param == "folder":
         return FolderPlace(tmp_path / "store")
     found: BucketPlace = request.getfixturevalue("bucket_place")
@@ -37,7 +37,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture(scope="session")
 def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    """Starts processes that can be killed."""
+    """Yield a starter of processes that can be killed."""
     forker = Forker(tmp_path_factory.mktemp("results"))
     yield forker
     forker.close()

@@ -130,7 +130,7 @@ class Forked:
         self._forker, self.pid, self._result = forker, pid, result
 
     def wait(self, seconds: float = 60.0) -> int:
-        """Its exit status; the negative number of the signal that ended it."""
+        """Wait for its end, and return its exit status: the negative number of the signal that ended it."""
         deadline = time.monotonic() + seconds
         while (status := self._forker.ask("wait", self.pid)) is None:
             assert time.monotonic() < deadline, "the process goes on"
@@ -138,7 +138,7 @@ class Forked:
         return int(status)
 
     def result(self) -> Any:
-        """What its function returned."""
+        """Return what its function returned."""
         assert self.wait() == 0, "the process failed"
         return pickle.loads(self._result.read_bytes())
 
@@ -181,7 +181,7 @@ class Forker:
 
     @contextmanager
     def process(self, function: Callable[..., Any], *arguments: Any) -> Iterator[Forked]:
-        """``function(*arguments)`` in a process of its own, which is killed at the end if it goes on."""
+        """Run ``function(*arguments)`` in a process of its own, which is killed at the end if it goes on."""
         result = self._folder / secrets.token_hex(8)
         forked = Forked(self, self.ask("fork", function, arguments, result), result)
         try:
@@ -197,7 +197,7 @@ class Forker:
 
 
 def fork_on_request() -> None:
-    """The forking process: answers the questions of a ``Forker`` until its input ends."""
+    """Answer the questions of a ``Forker`` as the forking process, until its input ends."""
     statuses: dict[int, int] = {}
     with suppress(EOFError):
         while True:

@@ -30,7 +30,7 @@ class Disk:
         self.moments: list[Moment] = []
 
     def forget(self, path: Path) -> None:
-        """The path's name was never synced."""
+        """Forget the path's name, which was never synced."""
         folder = path.parent.stat().st_ino
         self._sure_names[folder] = {
             name: inode for name, inode in self._sure_names[folder].items() if name != path.name
@@ -89,7 +89,7 @@ class Moment:
         self._sure_names, self._sure_contents = sure_names, sure_contents
 
     def survivors(self) -> Iterator[Tree]:
-        """Each mixture, folder by folder, of the sure names and the newest; unsure content lost, or kept."""
+        """Yield each mixture, folder by folder, of the sure names and the newest; unsure content is lost, or kept."""
         unsure = [inode for inode in self._names if self._names[inode] != self._sure_names.get(inode, {})]
         for newest in itertools.product((False, True), repeat=len(unsure)):
             names = {
@@ -108,7 +108,7 @@ class Moment:
 
 
 def written(tree: Tree, folder: Path) -> Path:
-    """The tree as files, below a new folder."""
+    """Return the tree as files, below a new folder."""
     folder.mkdir()
     for name, content in tree.items():
         if isinstance(content, dict):

@@ -53,7 +53,7 @@ def produce(store: Storage, content: bytes, *, parts: dict[str, Any] = PARTS) ->
 
 
 def content_of(store: Storage, key: str = KEY) -> bytes | None:
-    """What a reader finds under a stage key; fails on anything damaged."""
+    """Return what a reader finds under a stage key; fails on anything damaged."""
     found = store.lookup(key)
     assert found.damage == ()
     return None if found.ref is None else (store.folder(found.ref.artifact) / "weights.bin").read_bytes()

@@ -287,7 +287,7 @@ def test_the_same_attempt_commits_equal_content_again_and_other_content_never(pl
 
 
 def seal_stop_and_commit(machine: Machine) -> str:
-    """A writer that is stopped in the middle of its commit."""
+    """Write as a writer that is stopped in the middle of its commit."""
     storage = machine.open()
     folder, attempt = stage(storage, OLD)
 
@@ -365,7 +365,7 @@ def test_the_second_of_several_waits_and_adopts(place: Place) -> None:
 
 
 def write_in_turns(machine: Machine, name: str) -> str:
-    """Five threads that produce something else twice each."""
+    """Let five threads produce something else twice each."""
     storages = [machine.open() for _ in range(5)]
 
     def write(number: int) -> None:

@@ -56,7 +56,7 @@ def die() -> None:
 
 
 def work_and_die(work: Callable[[Storage], None], machine: Machine, number: int) -> None:
-    """In a process of its own: do the work until the request of that number."""
+    """Do the work in a process of its own, until the request of that number."""
     requests = Requests(number, after=False, act=die)
     storage = machine.open()
     for name in REQUESTS:
@@ -71,7 +71,9 @@ def killed_at_each_request(
     work: Callable[[Storage], None],
     prepare: Callable[[Storage], None],
 ) -> Iterator[BucketPlace]:
-    """The bucket after the work was killed before each of its requests, which is after the one before; the last is whole."""
+    """Yield the bucket after the work was killed before each of its requests, which is after the one before; the last
+    is whole.
+    """
     for number in itertools.count():
         place = BucketPlace(f"{bucket}/{number}", tmp_path / str(number), lease_seconds=0.5)
         prepare(place.open())
@@ -227,7 +229,7 @@ def test_a_request_that_fails_leaves_the_old_or_the_new_and_a_later_try_works(
 
 
 def stage_files(storage: Storage) -> tuple[Path, int]:
-    """Three files, one of which is sent in several parts."""
+    """Stage three files, one of which is sent in several parts."""
     folder, attempt = stage(storage, bytes(range(256)) * (9 * 2**12))
     (folder / "weights-2.bin").write_bytes(b"second" * 1000)
     return folder, attempt
@@ -238,7 +240,7 @@ def commit_files(storage: Storage) -> None:
 
 
 def sent_by(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Files of objects that a commit sends."""
+    """Return the files of objects that a commit sends."""
     sent: list[str] = []
     put = obstore.put
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def asked(**variables: str) -> str:
-    """The first line of the error of a request in a process of its own; it names the address that obstore asked."""
+    """Return the first line of the error of a request in a process of its own; it names the address that obstore asked."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_PROXY_URL": NOWHERE}
     done = subprocess.run(

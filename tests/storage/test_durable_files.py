@@ -28,7 +28,7 @@ from vantage.storage.durable_files import (
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations, in order, with what they were done to."""
+    """Return the names of the operations, in order, with what they were done to."""
     seen: list[str] = []
     fsync, replace, rename = os.fsync, os.replace, os.rename
 

@@ -16,7 +16,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def migrate(database: Path, *, secret: str = "of this workspace") -> bool:
-    """What a server does: make the tables if there are none, and write a row of its own; returns whether it made them."""
+    """Do what a server does: make the tables if there are none, and write a row of its own; returns whether it made
+    them.
+    """
     with closing(sqlite3.connect(database)) as connection:
         made = not connection.execute("SELECT 1 FROM sqlite_master").fetchall()
         if made:

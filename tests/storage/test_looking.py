@@ -16,7 +16,7 @@ Open = Callable[[], Storage]
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_it(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Opens the same storage, each time as another machine would."""
+    """Return a function that opens the same storage, each time as another machine would."""
     address = str(tmp_path / "store") if request.param == "folder" else request.getfixturevalue("bucket")
     machines = iter(range(9))
 

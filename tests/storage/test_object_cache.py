@@ -60,7 +60,7 @@ class Source:
         return self.cache.keep(digest, lambda folder: ["not fetched again"], lambda: SIZE)
 
     def here(self) -> list[str]:
-        """Names of the copies that are here."""
+        """Return the names of the copies that are here."""
         paths = sorted((self.cache.root / "objects").iterdir())
         return sorted((path / "weights.bin").read_bytes()[:1].decode() for path in paths)
 

@@ -87,7 +87,7 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(machines: Machines) -> Non
 
 
 def flip(machines: Machines, artifact: Artifact) -> None:
-    """Another byte in the bucket, the same size."""
+    """Change a byte in the bucket; the size stays."""
     obstore.put(machines.remote, f"{artifact.uri}/weights.bin", b"wEights")
 
 

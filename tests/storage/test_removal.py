@@ -182,7 +182,7 @@ def test_a_writer_that_slept_until_its_object_was_removed_sends_it_again(
 
 
 def assert_recorded_if_gone(place: Place, digest: str) -> None:
-    """The object is there, or the record of it is whole."""
+    """Assert that the object is there, or that the record of it is whole."""
     storage = place.open()
     removal = find_removed(storage, digest)
     assert (removal is None) == storage.has_object(digest)
@@ -193,7 +193,7 @@ def assert_recorded_if_gone(place: Place, digest: str) -> None:
 
 
 def prepare(place: Place) -> str:
-    """Something that is needed, and something of every kind that is not, whose digest is returned."""
+    """Store something that is needed, and something of every kind that is not, whose digest is returned."""
     storage = place.open()
     produce(storage, OLD)
     gone = produce(storage, NEW, parts=OTHER_PARTS)

@@ -127,7 +127,7 @@ class FakeServer:
         port: int = 0,
         lora: tuple[int, list[str] | None] | None = None,
     ) -> None:
-        """``lora``: largest rank of adapters, and the layers that may have one."""
+        """Serve a model. ``lora``: largest rank of adapters, and the layers that may have one."""
         self.lora = lora
         self.faults, self.seen = Faults(), Seen()
         self._folder, self._key = model, key

@@ -140,7 +140,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 def exhaust_memory(job: StageJob) -> None:
-    """Memory runs out where more rows are computed at once than ``memory.txt`` leaves room for."""
+    """Raise as if memory ran out, where more rows are computed at once than ``memory.txt`` leaves room for."""
     room = _number_for(job, "memory.txt")
     if room is None:
         return
@@ -190,7 +190,7 @@ def refuse(job: StageJob) -> StageResult:
 
 
 def collect_equal_sides(job: StageJob) -> StageResult:
-    """Any kind of work as ``run_stage`` does it, but pairs whose sides are the same text."""
+    """Do any kind of work as ``run_stage`` does it, but make pairs whose sides are the same text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

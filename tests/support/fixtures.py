@@ -76,20 +76,20 @@ def unsent() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ledger_database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of an MLflow database that the first test to use it makes."""
+    """Return the address of an MLflow database that the first test to use it makes."""
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
 
 
 @pytest.fixture
 def workspace(tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """An empty workspace whose ledger writes to the shared database."""
+    """Return an empty workspace whose ledger writes to the shared database."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
     return Workspace(tmp_path / "workspace")
 
 
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
-    """The small recipe as a file."""
+    """Return the small recipe as a file."""
     path = tmp_path / "fake.yaml"
     path.write_text(RECIPE)
     return path
@@ -97,7 +97,7 @@ def recipe_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def small_lora_run(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """The workspace of a finished run that trained adapters, whose ledger is its own; for reading only."""
+    """Return the workspace of a finished run that trained adapters, whose ledger is its own; for reading only."""
     from tests.support.small_chat_run import LORA, make_small_chat_run  # loads torch
 
     with pytest.MonkeyPatch.context() as patched:
@@ -110,14 +110,14 @@ def small_lora_run(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture
 def model_threads() -> Iterator[None]:
-    """Commands of this process open models in threads; a test of each command opens them in processes."""
+    """Let commands of this process open models in threads; a test of each command opens them in processes."""
     with models_in_threads():
         yield
 
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
-    """The process id and the API's URL of a Prefect server as a user has one, started once for all tests.
+    """Yield the process id and the API's URL of a Prefect server as a user has one, started once for all tests.
 
     Nothing is pointed at it yet, and it is stopped: a server that waits computes for a minute in an hour.
     """
@@ -136,7 +136,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[in
 
 @pytest.fixture(scope="module")
 def prefect_url(shared_server: tuple[int, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The session's Prefect server, named to us and to our children as a user would name one."""
+    """Yield the session's Prefect server, named to us and to our children as a user would name one."""
     pid, url = shared_server
     os.kill(pid, signal.SIGCONT)
     with prefect_at(url, PREFECT_HOME=str(tmp_path_factory.mktemp("home"))):

@@ -30,7 +30,7 @@ class _Moments:
     """Counts how often each phase has begun, and kills at the chosen moments."""
 
     def __init__(self, job: StageJob, kill: Callable[[int], None]) -> None:
-        """``kill`` gets the number of the kill, from 0."""
+        """Make an engine that is killed. ``kill`` gets the number of the kill, from 0."""
         file = job.scratch / KILLS
         self._chosen: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
         self._killed, self._kill = job.scratch / KILLED, kill

@@ -58,7 +58,7 @@ def train(job: StageJob) -> StageResult:
 
 
 def misbehave(job: StageJob) -> None:
-    """Once, in the way that the file says; the file is gone as soon as it has begun."""
+    """Misbehave once, in the way that the file says; the file is gone as soon as it has begun."""
     file = job.scratch / "misbehaves"
     how = file.read_text() if file.exists() else ""
     file.unlink(missing_ok=True)

@@ -103,7 +103,7 @@ def save_chat_model(folder: Path) -> None:
 
 
 def chat_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level tokens without merges, and ChatML's special tokens."""
+    """Return a tokenizer of byte-level tokens without merges, and ChatML's special tokens."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
     tokens = special + sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))

@@ -41,7 +41,7 @@ sys.exit(7)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """A server that has loaded next to nothing."""
+    """Yield a server that has loaded next to nothing."""
     server = ForkServer("tests.support.packages")
     yield server
     close(server)
@@ -49,7 +49,7 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="module")
 def flows() -> Iterator[ForkServer]:
-    """One that has loaded no more than Prefect, and forks children."""
+    """Yield a server that has loaded no more than Prefect, and forks children."""
     server = ForkServer("prefect.logging.configuration", runs_flows=True)
     yield server
     close(server)

@@ -13,7 +13,9 @@ Metrics = Mapping[str, float | None]
 
 
 def assert_alike(measured: Metrics, expected: Metrics, *, rel: float, abs: float) -> None:
-    """The same metrics are undefined, which pytest.approx cannot compare, and the others are equal up to rounding."""
+    """Assert that the same metrics are undefined, which pytest.approx cannot compare, and that the others are equal up
+    to rounding.
+    """
     undefined, others = ({name for name, each in of.items() if each is None} for of in (measured, expected))
     assert undefined == others
     numbers, sought = (
@@ -42,7 +44,9 @@ def run_to_compare(job: StageJob) -> StageResult:
 def assert_alike_weights(
     found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], *, learning_rate: float
 ) -> None:
-    """The same tensors, as close as sums over rows in another order leave what AdamW moves in about two steps."""
+    """Assert that the tensors are the same, as close as sums over rows in another order leave what AdamW moves in about
+    two steps.
+    """
     assert found.keys() == expected.keys()
     differences = torch.cat([(found[each] - expected[each]).abs().flatten() for each in expected])
     print(

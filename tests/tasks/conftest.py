@@ -155,7 +155,7 @@ class Pipeline:
     """Runs stages into one folder, each at most once, with whatever they need before them."""
 
     def __init__(self, root: Path, *, width: int = 32, **changes: object) -> None:
-        """``width`` is the model's; ``changes`` are to the configuration of every stage that trains."""
+        """Make the pipeline. ``width`` is the model's; ``changes`` are to the configuration of every stage that trains."""
         self.root = root
         self.changes = changes
         self.results: dict[str, StageResult] = {}
@@ -192,13 +192,13 @@ class Pipeline:
         return ImportModel(model=Model(source=str(self.source))) if name == "model" else WORK[name]
 
     def inputs(self, sources: Mapping[str, str]) -> dict[str, Path]:
-        """Role → folder of the stage that makes it, and of the model beneath it where that made adapters."""
+        """Return role → folder of the stage that makes it, and of the model beneath it where that made adapters."""
         found = {role: self.folder(source) for role, source in sources.items()}
         adapters = [role for role, folder in found.items() if (folder / "adapter_config.json").is_file()]
         return found | {f"{role}.base": self.folder("model") for role in adapters}
 
     def digests(self, inputs: Mapping[str, Path]) -> dict[str, str]:
-        """Role → what stands for the digest of its folder."""
+        """Return role → what replaces the digest of its folder."""
         return {role: f"{hash(str(folder)) % 16**8:064x}" for role, folder in inputs.items()}
 
     def folder(self, name: str) -> Path:
@@ -219,21 +219,21 @@ class Pipeline:
 
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """The small pipeline, shared by all tests of the stages."""
+    """Return the small pipeline, shared by all tests of the stages."""
     torch.set_num_threads(1)
     return Pipeline(tmp_path_factory.mktemp("pipeline"))
 
 
 @pytest.fixture(scope="session")
 def lora_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """The same, in which every stage trains adapters on the one model."""
+    """Return the same, in which every stage trains adapters on the one model."""
     torch.set_num_threads(1)
     return Pipeline(tmp_path_factory.mktemp("lora"), lora=Lora(rank=4, alpha=8.0))
 
 
 @pytest.fixture(scope="session")
 def few_prompts(pipeline: Pipeline) -> Path:
-    """Twelve prompts, of which eight train, for tests of how a stage samples."""
+    """Return twelve prompts, of which eight train, for tests of how a stage samples."""
     data = Data(source="builtin:arithmetic/prompts", rows=12, split=Split(validation=2, test=2))
     folder = pipeline.root / "few-prompts"
     run_stage(pipeline.job("prompts", folder=folder, data=data))
@@ -242,7 +242,7 @@ def few_prompts(pipeline: Pipeline) -> Path:
 
 @pytest.fixture
 def contents() -> Callable[[Path], dict[str, bytes]]:
-    """Every file below a folder with its bytes."""
+    """Return every file below a folder with its bytes."""
 
     def read(folder: Path) -> dict[str, bytes]:
         return {

@@ -28,7 +28,7 @@ def with_head(critic: nets.Scalar, head: CriticHead, seed: int) -> nets.Scalar:
 def outputs(
     critic: nets.Scalar, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """(length, N) of each response."""
+    """Return (length, N) of each response."""
     rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     read = critic.head(nets.hidden_states(critic.backbone, rows))
     return [
@@ -80,7 +80,7 @@ def shard(prompt: Sequence[int], count: int) -> int:
 
 
 def kept_where_heads_differ(spread: Sequence[Tensor], share: float) -> list[Tensor]:
-    """0 for the tokens with the least spread, at most the share of them; 1 for the others."""
+    """Return 0 for the tokens with the least spread, at most the share of them; 1 for the others."""
     everything = sorted(value for each in spread for value in each.tolist())
     bound = everything[int(share * len(everything))]
     return [torch.tensor([float(value >= bound) for value in each.tolist()]) for each in spread]

@@ -86,7 +86,7 @@ def distillation(job: StageJob[ResolvedDistillation]) -> Outcome:
 def per_token(
     job: StageJob, student: LlamaForCausalLM, teacher: LlamaForCausalLM, batch: Batch, rows: range | list[int]
 ) -> tuple[Tensor, Tensor]:
-    """KL(student‖teacher) and the student's entropy at every token of some rows, one after another."""
+    """Return KL(student‖teacher) and the student's entropy at every token of some rows, one after another."""
     prompts, responses = [batch.prompts[i] for i in rows], [batch.responses[i] for i in rows]
     said = torch.cat(nets.distributions(student, prompts, responses, job.generation.temperature))
     with torch.no_grad():
@@ -97,7 +97,9 @@ def per_token(
 def sampled_log_ratio(
     job: StageJob, student: LlamaForCausalLM, teacher: LlamaForCausalLM, batch: Batch, rows: range | list[int]
 ) -> tuple[Tensor, Tensor]:
-    """log π − log π_T of the sampled tokens of some rows, one after another, without a gradient; and log π of them."""
+    """Return log π − log π_T of the sampled tokens of some rows, one after another, without a gradient; and log π of
+    them.
+    """
     prompts, responses = [batch.prompts[i] for i in rows], [batch.responses[i] for i in rows]
     said = [
         torch.cat(

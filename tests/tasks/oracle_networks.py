@@ -81,7 +81,7 @@ def fresh_head(hidden_size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def hidden_states(trunk: LlamaModel, rows: Sequence[Sequence[int]]) -> Tensor:
-    """(B, L, H) of whole rows; attention looks back only, so what fills the ends up has no say."""
+    """Return (B, L, H) of whole rows; attention looks back only, so what fills the ends up has no influence."""
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
     hidden: Tensor = trunk(input_ids=ids, use_cache=False).last_hidden_state
@@ -94,7 +94,7 @@ def distributions(
     responses: Sequence[Sequence[int]],
     temperature: float,
 ) -> list[Tensor]:
-    """log softmax(logits / T) at each response token, (length, V) for each response."""
+    """Return log softmax(logits / T) at each response token, (length, V) for each response."""
     rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     hidden = hidden_states(model.model, rows)
     return [
@@ -104,7 +104,7 @@ def distributions(
 
 
 def of_tokens(log_distributions: Sequence[Tensor], responses: Sequence[Sequence[int]]) -> list[Tensor]:
-    """log π of the tokens themselves."""
+    """Return log π of the tokens themselves."""
     return [
         said[torch.arange(len(ids)), torch.tensor(ids)]
         for said, ids in zip(log_distributions, responses, strict=True)
@@ -114,7 +114,7 @@ def of_tokens(log_distributions: Sequence[Tensor], responses: Sequence[Sequence[
 def values(
     critic: Scalar, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """V_t has seen the prompt and the response tokens before t."""
+    """Return values: V_t has seen the prompt and the response tokens before t."""
     rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     read = critic.read(hidden_states(critic.backbone, rows))
     return [
@@ -142,7 +142,7 @@ def sample(
     max_tokens: int,
     greedy: bool = False,
 ) -> list[list[int]]:
-    """By inversion: token t of row i is the first whose cumulative probability exceeds uniform[i, t]."""
+    """Sample by inversion: token t of row i is the first whose cumulative probability exceeds uniform[i, t]."""
     draw = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(prompts), max_tokens, generator=draw, dtype=torch.float64)
     responses: list[list[int]] = [[] for _ in prompts]
@@ -188,7 +188,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], learning_rate: float) -> float:
-        """Returns the norm before clipping."""
+        """Take a step, and return the norm before clipping."""
         norm = math.sqrt(sum((gradient**2).sum().item() for gradient in gradients))
         share = self.max_grad_norm / max(norm, self.max_grad_norm)
         self.steps += 1
@@ -221,7 +221,7 @@ class Optimizer:
 
 
 def learning_rate(work: ResolvedTraining, step: int, total_steps: int, *, peak: float | None = None) -> float:
-    """Linear warm-up, then constant, or down to 0 in a line or half a cosine."""
+    """Return the rate of a linear warm-up, then constant, or down to 0 in a line or half a cosine."""
     peak = work.learning_rate if peak is None else peak
     if step < work.warmup_steps:
         return peak * (step + 1) / work.warmup_steps
@@ -253,7 +253,7 @@ def shuffled(seed: int, count: int, name: str, *indices: int) -> list[int]:
 
 
 def batch_of(seed: int, number: int, *, size: int, count: int) -> list[int]:
-    """Batch ``number`` of the endless stream of examples, each epoch in an order of its own."""
+    """Return batch ``number`` of the endless stream of examples, each epoch in an order of its own."""
     places = range(number * size, (number + 1) * size)
     return [shuffled(seed, count, "order", place // count)[place % count] for place in places]
 
@@ -265,7 +265,7 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
 def assert_moved_alike(
     found: Mapping[str, Tensor], expected: Mapping[str, Tensor], before: Mapping[str, Tensor]
 ) -> None:
-    """Whether training did to the weights what it should have done, but for rounding."""
+    """Assert that training did to the weights what it should have done, but for rounding."""
     assert found.keys() == expected.keys()
 
     def change(after: Mapping[str, Tensor]) -> Tensor:

@@ -115,7 +115,7 @@ class PolicyStage:
                 self.kl_then[prompt] = 0.0
 
     def baseline(self, prompt: tuple[int, ...]) -> float:
-        """Of a prompt, made of responses that were sampled beforehand."""
+        """Return a prompt's baseline, made of responses that were sampled beforehand."""
         a = self.switches
         if a.advantage == "tracked_mean":
             return self.tracked[prompt][0]
@@ -370,7 +370,7 @@ class PolicyStage:
         return total / divisors[kind]
 
     def surrogate(self, new: list[Tensor], old: list[Tensor], advantages: list[Tensor]) -> list[Tensor]:
-        """Of each token."""
+        """Return the surrogate of each token."""
         given = zip(new, old, advantages, strict=True)
         return [surrogates.of_response(n, o, A, self.switches) for n, o, A in given]
 
@@ -397,7 +397,7 @@ class PolicyStage:
     def losses(
         self, r: Rollout, rows: list[int], number: int
     ) -> tuple[dict[str, float], Tensor, Tensor | None]:
-        """Metrics, the policy's loss, and the critic's."""
+        """Return metrics, the policy's loss, and the critic's."""
         a = self.switches
         everything, new = self.said(r, rows)
         old, learns = [r.old[i] for i in rows], [r.learns[i] for i in rows]
@@ -514,7 +514,7 @@ class PolicyStage:
     def policy_step(
         self, r: Rollout, rows: list[int], gradients: list[Tensor], rate: float, surrogate: float
     ) -> tuple[float, float, int, bool]:
-        """Norm, learning rate, steps undone, and whether one was kept."""
+        """Take a step, and return norm, learning rate, steps undone, and whether one was kept."""
         optimizer, most = self.optimizers["policy"], self.switches.trust_region_kl
         if most is None:
             return optimizer.step(gradients, rate), rate, 0, True
@@ -583,14 +583,14 @@ class PolicyStage:
 
     @torch.no_grad()
     def look_again(self, r: Rollout) -> None:
-        """Advantages from the critic's values after it has learned; how far it counts was settled before."""
+        """Compute advantages from the critic's values after it has learned; how far it counts was settled before."""
         assert self.critic is not None
         values = nets.values(self.critic, r.batch.prompts, r.batch.responses)
         found = self.advantages(r.batch, r.scaled, [], r.rewards, values, r.critic_weight)
         r.advantages = self.whitened(found, r.learns)
 
     def critic_step(self, r: Rollout, rows: list[int], number: int, total: int) -> dict[str, float]:
-        """Of an iteration in which the policy waits."""
+        """Take the critic's step of an iteration in which the policy waits."""
         loss = self.value_loss(r, rows)
         assert loss is not None
         loss.backward()

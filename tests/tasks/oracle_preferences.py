@@ -38,7 +38,7 @@ def direct_preference(job: StageJob[ResolvedDirectPreferenceOptimization]) -> Ou
     before = nets.state_of(policy)
 
     def rewards(rows: Rows, indices: Sequence[int], side: str) -> Tensor:
-        """β·(log π − log π_ref) of whole responses; β·log π by token (SimPO); the log odds (ORPO)."""
+        """Return β·(log π − log π_ref) of whole responses; β·log π by token (SimPO); the log odds (ORPO)."""
         found = []
         for i in indices:
             now = -nll_of(policy, rows, side, [i], temperature)
@@ -89,7 +89,7 @@ def direct_preference(job: StageJob[ResolvedDirectPreferenceOptimization]) -> Ou
 
 
 def labelled_responses(job: StageJob[ResolvedKahnemanTverskyOptimization]) -> Outcome:
-    """KTO by the paper's sums; the row before, of another prompt, lends its response for z."""
+    """Compute KTO by the paper's sums; the row before, of another prompt, lends its response for z."""
     work, temperature = job.work, job.generation.temperature
     policy, reference = (nets.language_model(job.inputs[role]) for role in ("init", "reference"))
     before = nets.state_of(policy)

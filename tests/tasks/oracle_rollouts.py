@@ -179,7 +179,7 @@ T = TypeVar("T")
 
 
 def joined(parts: Sequence[tuple[Batch, Sequence[int]]]) -> Batch:
-    """Some rows of several batches, in order."""
+    """Return some rows of several batches, in order."""
 
     def taken(read: Callable[[Batch], Sequence[T]]) -> list[T]:
         return [read(batch)[row] for batch, rows in parts for row in rows]
@@ -205,7 +205,7 @@ def logprobs_of(model: LlamaForCausalLM, batch: Batch, temperature: float) -> li
 
 
 def scaled(job: StageJob, returns: Returns, moments: "Moments", batch: Batch) -> list[float]:
-    """R/σ or (R − μ)/σ, clipped on both sides, less what DAPO's eq. 13 takes from long responses."""
+    """Return R/σ or (R − μ)/σ, clipped on both sides, less what DAPO's eq. 13 takes from long responses."""
     found = []
     limit = job.generation.max_response_tokens
     for score, response in zip(batch.scores, batch.responses, strict=True):
@@ -230,7 +230,7 @@ class Moments:
 
     @classmethod
     def of(cls, folder: Path) -> "Moments":
-        """Those that a critic's folder hands over."""
+        """Return the moments that a critic's folder hands over."""
         if not (folder / "reward_moments.json").is_file():
             return cls()
         told = json.loads((folder / "reward_moments.json").read_text())
@@ -252,7 +252,7 @@ class Moments:
 
 
 def kl_per_token(kind: str, said: list[Tensor], of_reference: list[Tensor], batch: Batch) -> list[Tensor]:
-    """KL(π‖ref) at each token, from log-distributions (length, V) of both."""
+    """Return KL(π‖ref) at each token, from log-distributions (length, V) of both."""
     logprobs, ref_logprobs = of_tokens(said, batch.responses), of_tokens(of_reference, batch.responses)
     deltas = [a - b for a, b in zip(logprobs, ref_logprobs, strict=True)]
     formulas: dict[str, Callable[[Tensor], Tensor]] = {
@@ -267,7 +267,7 @@ def kl_per_token(kind: str, said: list[Tensor], of_reference: list[Tensor], batc
 
 
 def token_rewards(scores: Sequence[float], kl: Sequence[Tensor], kl_coef: float) -> list[Tensor]:
-    """−β·KL on each token, and the score on the last."""
+    """Return −β·KL on each token, and the score on the last."""
     rewards = [-kl_coef * each for each in kl]
     for reward, score in zip(rewards, scores, strict=True):
         reward[-1] += score
@@ -275,14 +275,14 @@ def token_rewards(scores: Sequence[float], kl: Sequence[Tensor], kl_coef: float)
 
 
 def discounted(rewards: Tensor, gamma: float) -> Tensor:
-    """Σ_k γ^k r_{t+k}."""
+    """Return Σ_k γ^k r_{t+k}."""
     length = len(rewards)
     sums = [sum(gamma**k * rewards[t + k] for k in range(length - t)) for t in range(length)]
     return torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in sums])
 
 
 def explained(values: Sequence[Tensor], returns: Sequence[Tensor]) -> float:
-    """1 − Var(G − V)/Var(G) over all tokens."""
+    """Return 1 − Var(G − V)/Var(G) over all tokens."""
     v, g = torch.cat(list(values)), torch.cat(list(returns))
     unexplained: Tensor = (g - v).var(correction=0) / g.var(correction=0)
     return 1 - unexplained.item()

@@ -260,7 +260,7 @@ def fit(
 def nll_of(
     model: LlamaForCausalLM, rows: Rows, column: str, indices: Sequence[int], temperature: float
 ) -> Tensor:
-    """Log-probabilities of all tokens, negated."""
+    """Return the negated log-probabilities of all tokens."""
     responses = [rows.responses[column][i] for i in indices]
     said = nets.distributions(model, [rows.prompts[i] for i in indices], responses, temperature)
     return -torch.cat(of_tokens(said, responses))
@@ -295,7 +295,7 @@ class RewardStage:
         return torch.stack(nets.scores(self.reward, [rows.prompts[i] for i in indices], responses))
 
     def pairs(self, rows: Rows, indices: Sequence[int]) -> tuple[Tensor, Metrics]:
-        """With margins, centring, and the chosen responses' likelihood."""
+        """Compute the reward model's loss on pairs, with margins, centring, and the chosen responses' likelihood."""
         work = self.work
         chosen, rejected = (self.scores(rows, side, indices) for side in ("chosen", "rejected"))
         margins = torch.tensor([rows.margins[i] for i in indices], dtype=torch.float64)
@@ -437,7 +437,7 @@ def judged(
     responses: list[list[int]],
     judge: Judge | None = None,
 ) -> list[float]:
-    """Right or wrong by the verifier, or scores by the reward; ``judge``: the stage's, or another one."""
+    """Return right or wrong by the verifier, or scores by the reward; ``judge``: the stage's, or another one."""
     prompts, answers = [asked.ids[i] for i in indices], [asked.answers[i] for i in indices]
     judge = judge or job.work.judge
     assert judge is not None
@@ -469,7 +469,7 @@ def answers_of(
 
 @torch.no_grad()
 def evaluation(job: StageJob[PolicyEvaluation]) -> Metrics:
-    """Both models on every test prompt, from one stream."""
+    """Evaluate both models on every test prompt, from one stream."""
     asked, copies = rolls.questions(job, "test"), job.work.samples_per_prompt
     name = "accuracy" if job.work.judge.verifier is not None else "score"
     found: dict[str, list[float]] = {}
@@ -508,7 +508,7 @@ def of_both_judges(
     responses: list[list[int]],
     prefix: str,
 ) -> Metrics:
-    """pass@2 and pass@4 by trying every choice of responses; the mean judgement of the second judge."""
+    """Return pass@2 and pass@4 by trying every choice of responses; the mean judgement of the second judge."""
     metrics: Metrics = {}
     for judge in (job.work.judge, job.work.also):
         assert judge is not None
@@ -525,7 +525,7 @@ def of_both_judges(
 
 
 def of_texts(responses: list[list[int]], copies: int, prefix: str) -> Metrics:
-    """distinct-1 to distinct-3 of each prompt's responses, without the token that ended a response."""
+    """Return distinct-1 to distinct-3 of each prompt's responses, without the token that ended a response."""
     metrics: Metrics = {}
     for n in (1, 2, 3):
         shares = []
@@ -540,7 +540,7 @@ def of_texts(responses: list[list[int]], copies: int, prefix: str) -> Metrics:
 
 
 def of_likelihoods(job: StageJob[PolicyEvaluation]) -> Metrics:
-    """Perplexity per token and NLL per response of both models, at temperature 1."""
+    """Return perplexity per token and NLL per response of both models, at temperature 1."""
     rows = completions(job, "demonstrations", "test", ["response"])
     metrics: Metrics = {}
     for role, prefix in (("candidate", ""), ("baseline", "baseline_")):
@@ -554,7 +554,7 @@ def of_likelihoods(job: StageJob[PolicyEvaluation]) -> Metrics:
 def of_divergence(
     job: StageJob[PolicyEvaluation], asked: rolls.Questions, copies: int, responses: list[list[int]]
 ) -> Metrics:
-    """k3 of the candidate's own responses."""
+    """Return k3 of the candidate's own responses."""
     prompts = [ids for ids in asked.ids for _ in range(copies)]
     said = [
         nets.of_tokens(

@@ -20,7 +20,9 @@ def gae(
     final: float = 0.0,
     horizon: int | None = None,
 ) -> Tensor:
-    """A_t = Σ_k (γλ)^k δ_{t+k} over ``horizon`` steps at most,  δ_t = r_t + γ·V_{t+1} − V_t; ``final`` is V after the end."""
+    """Return A_t = Σ_k (γλ)^k δ_{t+k} over ``horizon`` steps at most,  δ_t = r_t + γ·V_{t+1} − V_t; ``final`` is V
+    after the end.
+    """
     following = [*values[1:], torch.as_tensor(final, dtype=torch.float64)]
     deltas = torch.stack([r + gamma * f - v for r, f, v in zip(rewards, following, values, strict=True)])
     if horizon is None:
@@ -41,7 +43,7 @@ def summed(numbers: Sequence[Tensor]) -> Tensor:
 
 
 def standardised(advantages: Sequence[Tensor], over: Tensor) -> list[Tensor]:
-    """(A − mean)/std by the population's moments of some tokens."""
+    """Return (A − mean)/std by the population's moments of some tokens."""
     return [(x - over.mean()) / (over.std(correction=0) + 1e-8) for x in advantages]
 
 

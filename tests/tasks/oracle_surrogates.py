@@ -7,7 +7,7 @@ from vantage.schemas.recipe.algorithm import Algorithm
 
 
 def bounds(a: Algorithm) -> tuple[float, float]:
-    """Between which the ratio is clipped."""
+    """Return the bounds between which the ratio is clipped."""
     low = 0.0 if a.clip_range_low is None else 1 - a.clip_range_low
     return low, float("inf") if a.clip_range_high is None else 1 + a.clip_range_high
 

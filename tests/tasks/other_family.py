@@ -27,7 +27,7 @@ def train_other_reward(pipeline: Any, folder: Path, *, template: str | None = No
 
 
 def rendered(prompt: Prompt) -> str:
-    """ChatML written by hand: the turns, and the opening of the response."""
+    """Return ChatML written by hand: the turns, and the opening of the response."""
     turns = [("user", prompt)] if isinstance(prompt, str) else [(t["role"], t["content"]) for t in prompt]
     text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     return f"{text}<|im_start|>assistant\n"

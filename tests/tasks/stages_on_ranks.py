@@ -36,7 +36,7 @@ def work(
     eps: float,
     memory: list[list[int]],
 ) -> None:
-    """One rank."""
+    """Work as one rank."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     vars(optimization)["EPS"] = eps

@@ -422,7 +422,7 @@ def test_a_stage_that_is_stopped_leaves_no_thread(
 
 
 def value_in(folder: Path, pipeline: Any, *, ahead: int, **changes: Any) -> StageJob:
-    """Value pretraining whose rollouts have two responses to each prompt."""
+    """Return a job of value pretraining whose rollouts have two responses to each prompt."""
     folder.mkdir(exist_ok=True)
     job = pipeline.job("value", folder=folder)
     changes = {"samples_per_prompt": 2, "checkpoint_every": 1, **changes}

@@ -65,7 +65,7 @@ def made(pipeline: Any, folder: Path, work: Any, **inputs: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def inputs(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Prompts with answers, mapped from a file, and the verifier's copy."""
+    """Return prompts with answers, mapped from a file, and the verifier's copy."""
     folder = tmp_path_factory.mktemp("answers")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     data = Data(

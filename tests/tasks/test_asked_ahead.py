@@ -41,7 +41,9 @@ def judge() -> Iterator[FakeJudge]:
 
 
 def judged(folder: Path, pipeline: Any, judge: FakeJudge, *, seconds: float = 0.0, **fields: Any) -> StageJob:
-    """Three iterations of GRPO that sample ahead, scored by a judge and by a verifier that notes each call in ``asked.txt``."""
+    """Return a job of three iterations of GRPO that sample ahead, scored by a judge and by a verifier that notes each
+    call in ``asked.txt``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     verifier = verified_job_in(folder, pipeline, seconds=seconds).inputs["reward.main.0"]
     terms = (

@@ -31,7 +31,7 @@ def judge() -> Iterator[FakeJudge]:
 
 
 def judged(folder: Path, pipeline: Any, judge: FakeJudge, *names: str, **fields: Any) -> StageJob:
-    """Best of two: four batches of four responses, each scored by a judge under each of the names."""
+    """Return a job of best of two: four batches of four responses, each scored by a judge under each of the names."""
     job = job_in(folder, pipeline)
     terms = tuple(
         JudgeTerm(judge=JudgeServer(url=f"{judge.url}/v1", model="m", name=name, **fields))

@@ -67,7 +67,7 @@ def questions() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def replies(pipeline: Any) -> list[str]:
-    """What the policy writes greedily after each question, by transformers alone: three tokens at most."""
+    """Return what the policy writes greedily after each question, by transformers alone: three tokens at most."""
     folder = pipeline.folder("sft")
     model, tokenizer = load_policy(folder), load_tokenizer(folder)
     found = []
@@ -80,7 +80,7 @@ def replies(pipeline: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def benchmark(tmp_path_factory: pytest.TempPathFactory, pipeline: Any, replies: list[str]) -> Path:
-    """The artifact of the step that imports a folder of tasks."""
+    """Return the artifact of the step that imports a folder of tasks."""
     folder = tmp_path_factory.mktemp("benchmark")
     (folder / "data").mkdir()
     rows = [
@@ -110,7 +110,9 @@ def job_of(pipeline: Any, benchmark: Path, folder: Path, **changed: Any) -> Stag
 
 
 def right_choices(folder: Path) -> list[bool]:
-    """Per question whether the right choice is the likeliest, by transformers: one text at a time, no padding."""
+    """Return for each question whether the right choice is the likeliest, by transformers: one text at a time, no
+    padding.
+    """
     model, tokenizer = load_policy(folder), load_tokenizer(folder)
     right = []
     for each in questions():

@@ -35,7 +35,7 @@ def policy_job(pipeline: Any, folder: Path, critic: Path, **changes: Any) -> Sta
 
 @pytest.fixture(scope="module")
 def pretrained(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A critic of four iterations of two steps, with its optimiser."""
+    """Return a critic of four iterations of two steps, with its optimiser."""
     job = value_job(pipeline, tmp_path_factory.mktemp("pretrained"))
     run_stage(job)
     return job.output

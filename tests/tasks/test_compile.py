@@ -57,7 +57,7 @@ def steps_of(scratch: Path) -> list[dict[str, float]]:
 
 @pytest.fixture
 def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs run operator by operator, so that no compiler is needed."""
+    """Run graphs operator by operator, so that no compiler is needed."""
     monkeypatch.setattr(compiling, "compile_layers", partial(compile_layers, backend="aot_eager"))
 
 

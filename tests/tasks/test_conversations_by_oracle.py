@@ -61,7 +61,7 @@ def policy(codec: Codec) -> PolicyModel:
 
 
 def labels_of(row: dict[str, Any], codec: Codec, *, last_only: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels (1, L) by transformers; −100 where nothing is learnt."""
+    """Return ids and labels (1, L) by transformers; −100 where nothing is learnt."""
     turns = [{"role": m["role"], "content": m["content"]} for m in row["messages"] or []]
     turns = turns or [{"role": "user", "content": row["prompt"]}]
     encoded: Any = codec.tokenizer.apply_chat_template(

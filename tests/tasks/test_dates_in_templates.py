@@ -47,7 +47,7 @@ WITHOUT_TEMPLATE = {"prompt_selection"}
 
 @contextmanager
 def _machine(zone: str, seconds: int) -> Iterator[None]:
-    """Within, the machine is in this time zone, and chat templates that ask the clock see this moment."""
+    """Let the machine be in this time zone inside the block, and let chat templates that ask the clock see this moment."""
 
     class Moved(datetime):
         @classmethod

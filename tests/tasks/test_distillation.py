@@ -42,7 +42,7 @@ from vantage.tasks.training.stage_state import state_from_json
 
 @pytest.fixture
 def colons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verifier of a sign that the teacher has learnt to write, and the untrained student writes by chance."""
+    """Write a verifier of a sign that the teacher has learnt to write, and the untrained student writes by chance."""
     monkeypatch.setitem(BUILTIN_FUNCTIONS, "arithmetic", lambda prompt, response, answer: ":" in response)
 
 

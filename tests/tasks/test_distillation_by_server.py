@@ -87,14 +87,14 @@ class Done:
 
 @pytest.fixture(scope="module")
 def held(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """The stage with the teacher in its process."""
+    """Return the result of the stage with the teacher in its process."""
     job = job_in(pipeline, tmp_path_factory.mktemp("held"), **SHORT)
     return Done(job, run(job))
 
 
 @pytest.fixture(scope="module")
 def asked(pipeline: Any, server: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """The stage with the same teacher behind a server that never fails."""
+    """Return the result of the stage with the same teacher behind a server that never fails."""
     job = served_job(pipeline, tmp_path_factory.mktemp("served"), server.url)
     return Done(job, run(job))
 

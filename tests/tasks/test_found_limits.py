@@ -34,7 +34,7 @@ DEVICE = "a device of the tests"
 
 @contextmanager
 def memory(limit: int, monkeypatch: pytest.MonkeyPatch, *, device: str = DEVICE) -> Iterator[LiveMemory]:
-    """Stages have so many bytes, and count them."""
+    """Give stages so many bytes, and count them."""
     live = LiveMemory(limit, device=device)
     with monkeypatch.context() as patched:
         patched.setattr(memory_meter, "meter", lambda: live)
@@ -102,7 +102,7 @@ def test_a_run_with_the_search_makes_what_one_without_it_makes(
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """One whose model keeps so much of a pass that a row more or less is less than a fifth of it."""
+    """Return a pipeline whose model keeps so much of a pass that a row more or less is less than a fifth of it."""
     return Pipeline(tmp_path_factory.mktemp("wide"), width=128)
 
 
@@ -267,7 +267,7 @@ def test_dropout_draws_what_it_would_have_drawn(
 
 
 def assert_alike_files(found: Path, expected: Path) -> None:
-    """The weights are those, but for rounding."""
+    """Assert that the weights are those, but for rounding."""
     for file in expected.glob("*.safetensors"):
         there, here = load_file(file), load_file(found / file.name)
         for tensor, values in there.items():

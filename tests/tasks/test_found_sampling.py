@@ -70,7 +70,7 @@ STAGES: dict[str, tuple[Stage, dict[str, str]]] = {
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """One whose model needs so much memory for each position that its weights count little."""
+    """Return a pipeline whose model needs so much memory for each position that its weights count little."""
     torch.set_num_threads(1)
     return Pipeline(tmp_path_factory.mktemp("wide"), width=64)
 

@@ -51,7 +51,7 @@ def test_guards_that_do_not_fire_change_no_bit(pipeline: Any, name: str, content
 
 
 def steady(metrics: dict[str, float]) -> dict[str, float]:
-    """Without what depends on the clock and the machine."""
+    """Return the metrics without what depends on the clock and the machine."""
     return {name: each for name, each in metrics.items() if name not in OF_MACHINE}
 
 
@@ -182,7 +182,7 @@ def test_a_default_that_fires_is_recorded_and_seals_nothing(
 
 
 def measured_bytes(result: StageResult, folder: Path) -> bytes:
-    """``metrics.json`` as it is sealed with an artifact."""
+    """Return ``metrics.json`` as it is sealed with an artifact."""
     folder.mkdir()
     (folder / "weights").write_text("x")
     placeholder = "0" * 64

@@ -47,7 +47,7 @@ def moment(drawn: random.Random, phase: str, *, most: int) -> dict[str, Any]:
 
 
 def assert_the_same(job: StageJob, expected: StageJob) -> None:
-    """Bit by bit, with one record of each step."""
+    """Assert that both are equal bit by bit, with one record of each step."""
     found, whole = moved(job), moved(expected)
     assert found.keys() == whole.keys() and len(whole) > 0
     assert all(torch.equal(found[name], whole[name]) for name in whole)

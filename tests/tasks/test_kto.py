@@ -40,7 +40,7 @@ WORK = KahnemanTverskyOptimization(
 
 
 def write_labelled(pipeline: Any, folder: Path) -> Path:
-    """Both sides of each pair as rows, the chosen one desirable; a prompt's two responses are neighbours."""
+    """Write both sides of each pair as rows, the chosen one desirable; a prompt's two responses are neighbours."""
     folder.mkdir(exist_ok=True)
     for split in ("train", "validation", "test"):
         pairs = read_rows(pipeline.inputs({"data": "preferences"})["data"], split)
@@ -97,7 +97,7 @@ def few(*prompts: int) -> Completions:
 
 
 def pairs_of(rows: Completions, indices: list[int]) -> list[tuple[int, int]]:
-    """(Prompt, row of the response) of each mismatched pair."""
+    """Return (prompt, row of the response) of each mismatched pair."""
     found = mismatched(rows, indices)
     return [
         (prompt[0], response[0] - 100)

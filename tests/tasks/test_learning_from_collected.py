@@ -44,7 +44,7 @@ def collected_in(pipeline: Any, split: str) -> Collected:
 
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of responses that are sampled from now on, call by call."""
+    """Return the numbers of responses that are sampled from now on, call by call."""
     counts: list[int] = []
     generate = LocalEngine.generate
 

@@ -102,7 +102,7 @@ class Family(Pipeline):
 
 
 def save_model(folder: Path, config: Any) -> None:
-    """Random weights, and a tokenizer without the names of its padding and unknown tokens."""
+    """Save random weights, and a tokenizer without the names of its padding and unknown tokens."""
     torch.manual_seed(3)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     if config.vocab_size == len(BYTES):
@@ -140,7 +140,7 @@ def test_every_stage_runs_on_the_family(name: str, pipeline: Pipeline, tmp_path:
 
 @torch.no_grad()
 def nll_by_transformers(model: Any, tokenizer: Any, data: Path) -> float:
-    """NLL of the held-out responses and their ends, per token, one row after the other and without padding."""
+    """Return NLL of the held-out responses and their ends, per token, one row after the other and without padding."""
     total, count = 0.0, 0
     for row in read_rows(data, "test"):
         prompt = tokenizer(row["prompt"])["input_ids"]
@@ -160,7 +160,7 @@ def moved(before: Path, after: Path) -> bool:
 
 @torch.no_grad()
 def check_sampling(folder: Path, tokenizer: Any) -> None:
-    """Prompts of unlike lengths, padded side by side, are answered as each is alone and without a cache."""
+    """Check that prompts of unlike lengths, padded side by side, are answered as each is alone and without a cache."""
     prompts = [tokenizer(text)["input_ids"] for text in ("3 a+2 b-3?", "1 c+2?", "7 a+1 b+2 c+3 d-4?")]
     sampled = sample(
         load_policy(folder),

@@ -50,7 +50,7 @@ def curves_of(job: StageJob) -> list[dict[str, float]]:
 
 
 def nll_by_transformers(folder: Path, job: StageJob, count: int) -> float:
-    """Mean loss per token of the first validation demonstrations, in float64, row by row and without padding."""
+    """Return mean loss per token of the first validation demonstrations, in float64, row by row and without padding."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     examples = read_completions(
         job.inputs["demonstrations"], "validation", ["response"], codec_of(job, "init")

@@ -43,7 +43,7 @@ def losses(job: StageJob) -> list[float]:
 
 
 def assert_same_training(packed: StageJob, plain: StageJob, *, rel: float = 1e-4) -> None:
-    """Losses up to rounding; weights, which AdamW moves, as close as those of several ranks."""
+    """Assert that losses are equal up to rounding, and weights, which AdamW moves, as close as those of several ranks."""
     assert losses(packed) == pytest.approx(losses(plain), rel=rel)
     [file] = [each.name for each in plain.output.glob("*model.safetensors")]
     found, expected = (load_file(job.output / file) for job in (packed, plain))
@@ -52,7 +52,7 @@ def assert_same_training(packed: StageJob, plain: StageJob, *, rel: float = 1e-4
 
 @pytest.fixture(scope="module")
 def plain(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> StageJob:
-    """Trained without packing."""
+    """Return the result of training without packing."""
     job = sft(pipeline, tmp_path_factory.mktemp("plain"))
     run_to_compare(job)
     return job
@@ -60,7 +60,7 @@ def plain(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> StageJob:
 
 @pytest.fixture(scope="module")
 def packed(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> StageJob:
-    """The same with it, two rows in a pass."""
+    """Return the result of training with packing, two rows in a pass."""
     job = sft(pipeline, tmp_path_factory.mktemp("packed"), packing=True, microbatch_size=2)
     run_to_compare(job)
     return job

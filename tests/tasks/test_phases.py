@@ -19,7 +19,7 @@ Contents = Callable[[Path], dict[str, bytes]]
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """(step, phase, done, total, note) of everything that was told."""
+    """Return (step, phase, done, total, note) of everything that was reported."""
     heard: Told = []
 
     def listen(self: Progress, name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:

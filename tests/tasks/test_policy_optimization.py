@@ -132,7 +132,7 @@ def test_before_any_update_the_ratio_is_one(rolled: Rolled) -> None:
 
 
 def gae_by_hand(rewards: list[float], values: list[float], lam: float) -> list[float]:
-    """Σ_k λ^k δ_{t+k}, γ = 1, in plain Python."""
+    """Return Σ_k λ^k δ_{t+k}, γ = 1, in plain Python."""
     deltas = [r + following - v for r, v, following in zip(rewards, values, [*values[1:], 0.0], strict=True)]
     return [sum(lam**k * delta for k, delta in enumerate(deltas[start:])) for start in range(len(deltas))]
 

@@ -440,7 +440,7 @@ def work_of(job: StageJob) -> PolicyOptimization:
 
 
 def last_checkpoint(job: StageJob, networks: Iterable[str]) -> checkpoints.Loaded:
-    """Everything that moved, as the last checkpoint has it."""
+    """Return everything that changed, as the last checkpoint has it."""
     found = checkpoints.latest(job.scratch / CHECKPOINTS)
     assert found is not None
     trained = {f"{network}.{part}" for network in networks for part in ("weights", "optimizer")}
@@ -450,7 +450,7 @@ def last_checkpoint(job: StageJob, networks: Iterable[str]) -> checkpoints.Loade
 
 
 def weights_of(loaded: checkpoints.Loaded, network: str) -> dict[str, torch.Tensor]:
-    """Of one network."""
+    """Return the weights of one network."""
     prefix = f"{network}.weights/"
     return {
         name.removeprefix(prefix): tensor

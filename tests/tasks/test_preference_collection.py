@@ -443,7 +443,9 @@ ASKED = "{prompt}|{first}|{second}|"
 
 
 def likelier(model: Any, tokenizer: Any, question: str, answers: tuple[str, str]) -> int:
-    """1 where the first answer is likelier after the question, −1 where the second is; by transformers, one text at a time."""
+    """Return 1 where the first answer is likelier after the question, −1 where the second is; by transformers, one text
+    at a time.
+    """
     found = []
     for answer in answers:
         start = len(tokenizer(question).input_ids)

@@ -24,7 +24,7 @@ UNMOVED = [1.0] * 5
 
 
 def gae_095(rewards: list[float]) -> list[float]:
-    """A_t = δ_t + 0.95·A_{t+1}, δ_t = r_t + V_{t+1} − V_t, for the values 0.2, 0.4 | 0.1, −0.2, −0.4."""
+    """Return A_t = δ_t + 0.95·A_{t+1}, δ_t = r_t + V_{t+1} − V_t, for the values 0.2, 0.4 | 0.1, −0.2, −0.4."""
     r_a1, r_a2, r_b1, r_b2, r_b3 = rewards
     a2 = r_a2 + 0.0 - 0.4
     a1 = r_a1 + 0.4 - 0.2 + 0.95 * a2
@@ -35,7 +35,7 @@ def gae_095(rewards: list[float]) -> list[float]:
 
 
 def whitened(numbers: list[float]) -> list[float]:
-    """(A − mean)/std over the five tokens, the population's std; 1e-8 is the ε that is documented."""
+    """Return (A − mean)/std over the five tokens, the population's std; 1e-8 is the ε that is documented."""
     mean = sum(numbers) / 5
     std = sqrt(sum((number - mean) ** 2 for number in numbers) / 5)
     return [(number - mean) / (std + 1e-8) for number in numbers]
@@ -46,7 +46,7 @@ def plus_values(advantages: list[float]) -> list[float]:
 
 
 def errors(targets: list[float]) -> list[float]:
-    """V − target at the new values."""
+    """Return V − target at the new values."""
     return [value - target for value, target in zip(NEW_VALUES, targets, strict=True)]
 
 

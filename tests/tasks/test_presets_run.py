@@ -215,7 +215,7 @@ def weights_at_first(job: StageJob[ResolvedPolicyOptimization]) -> dict[str, Map
 
 
 def last_checkpoint(job: StageJob[ResolvedPolicyOptimization]) -> checkpoints.Loaded:
-    """Everything that moved, as the last checkpoint has it."""
+    """Return everything that changed, as the last checkpoint has it."""
     found = checkpoints.latest(job.scratch / CHECKPOINTS)
     assert found is not None
     modules = {"policy", "critic"} if job.work.algorithm.trains_critic else {"policy"}
@@ -230,7 +230,7 @@ def same_tensors(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Ten
 
 
 def run_in_two_attempts(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> StageResult:
-    """Stopped after the first iteration, then gone on with."""
+    """Stop a stage after the first iteration, then go on with it."""
     stop_after_the_first(job, monkeypatch)
     return run_stage(job)
 

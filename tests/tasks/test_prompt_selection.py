@@ -25,7 +25,7 @@ from vantage.tasks.updates.gathering import batch_of
 
 @pytest.fixture(scope="module")
 def collected(pipeline: Any) -> Path:
-    """Four responses to each training prompt, scored by a reward model."""
+    """Return four responses to each training prompt, scored by a reward model."""
     folder: Path = pipeline.folder("collected")
     return folder
 
@@ -42,7 +42,7 @@ def job_in(pipeline: Any, folder: Path, **fields: Any) -> StageJob:
 
 
 def rates_by_hand(folder: Path, column: str, above: float) -> dict[str, float]:
-    """Prompt → share of its training responses with more than so many points."""
+    """Return prompt → share of its training responses with more than so many points."""
     rows = pa.ipc.open_file(pa.memory_map(str(folder / "train.arrow"))).read_all().to_pylist()
     scores: dict[str, list[float]] = {}
     for row in rows:

@@ -23,7 +23,7 @@ MODELS = (ModelTerm(model="reward"), ModelTerm(model="second"), ModelTerm(model=
 
 @pytest.fixture(scope="module")
 def members(pipeline: Any) -> list[Path]:
-    """Three reward models of different seeds."""
+    """Return three reward models of different seeds."""
     folders = [pipeline.folder("reward")]
     for seed in (6, 7):
         job = pipeline.job("reward").model_copy(update={"seed": seed})

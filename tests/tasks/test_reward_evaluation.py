@@ -41,7 +41,7 @@ def job_of(pipeline: Any, folder: Path, data: Path, work: Any = WORK) -> StageJo
 
 @pytest.fixture(scope="module")
 def grouped(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pairs of the pipeline as a file with the column ``subgroup``: three values, and none in some rows."""
+    """Return the pairs of the pipeline as a file with the column ``subgroup``: three values, and none in some rows."""
     folder = tmp_path_factory.mktemp("grouped")
     rows = [
         row

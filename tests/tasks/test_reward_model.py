@@ -317,7 +317,7 @@ def test_held_out_rankings_are_measured_over_all_their_untied_pairs(
 
 @pytest.fixture(scope="module")
 def learning(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], StageJob]:
-    """A job in a given folder that learns from a file in which the response with more sevens stands higher."""
+    """Return a job in a given folder that learns from a file that ranks the response with more sevens higher."""
     folder = tmp_path_factory.mktemp("learning")
     rng, rows = random.Random(3), []
     for n in range(220):

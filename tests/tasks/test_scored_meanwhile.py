@@ -41,7 +41,9 @@ def verify(prompt: str, response: str, answer: str | None) -> bool:
 def job_in(
     folder: Path, pipeline: Any, *, seconds: float = 0.0, fault: str = "", iterations: int = 1
 ) -> StageJob:
-    """Best of two: four batches of four responses in each iteration, judged by a file that notes each call."""
+    """Return a job of best of two: four batches of four responses in each iteration, judged by a file that notes each
+    call.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     work = BestOfN(
         kind="best_of_n",

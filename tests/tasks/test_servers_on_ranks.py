@@ -50,7 +50,7 @@ def fresh() -> Callable[[], None]:
 
 @pytest.fixture
 def prompts(pipeline: Any, tmp_path: Path) -> Path:
-    """Prompts with answers, of which every third prompt has two: other questions, though the prompt is the same."""
+    """Return prompts with answers, of which every third prompt has two: other questions, though the prompt is the same."""
     given = [f"{number} + {number % 7} = " for number in range(60)]
     rows = [{"prompt": text, "answer": str(number)} for number, text in enumerate(given)]
     rows += [{"prompt": text, "answer": f"-{number}"} for number, text in enumerate(given) if number % 3 == 0]
@@ -65,7 +65,7 @@ def prompts(pipeline: Any, tmp_path: Path) -> Path:
 def scored_by_servers(
     pipeline: Any, folder: Path, prompts: Path, judge: FakeJudge, server: FakeJudge
 ) -> StageJob:
-    """Collected responses whose reward has a rubric, a comparison and a reward server."""
+    """Return a job that collects responses whose reward has a rubric, a comparison and a reward server."""
     rubric = JudgeServer(url=f"{judge.url}/v1", model="m", name="rubric", criteria=CRITERIA, at_once=4)
     rival = JudgeServer(url=f"{judge.url}/v1", model="m", name="rival", against="answer", at_once=3)
     brief = RewardServer(url=server.url, version="1", names=("brief",), batch=5)
@@ -86,7 +86,7 @@ def scored_by_servers(
 
 
 def scored_by_a_model(pipeline: Any, folder: Path) -> StageJob:
-    """Collected responses that the pipeline's policy judges by two criteria."""
+    """Return a job that collects responses which the pipeline's policy judges by two criteria."""
     judge = JudgingModel(
         model="grader", scale=(1, 5), criteria=CRITERIA, prompt="{prompt}{response}{criterion}"
     )
@@ -99,7 +99,7 @@ def scored_by_a_model(pipeline: Any, folder: Path) -> StageJob:
 
 
 def optimised_by_a_judge(pipeline: Any, folder: Path, judge: FakeJudge) -> StageJob:
-    """One iteration of GRPO whose whole reward is a judge's score."""
+    """Return a job of one iteration of GRPO whose whole reward is a judge's score."""
     folder.mkdir()
     server = JudgeServer(url=f"{judge.url}/v1", model="m", name="judge", at_once=3)
     job = of_preset("grpo", iterations=1, microbatch_size=2)(pipeline, folder)

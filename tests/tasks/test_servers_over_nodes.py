@@ -43,7 +43,7 @@ RUN = "tests.support.served_stages.run"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """Two nodes of two CPUs: each has room for a rank and a server."""
+    """Yield two nodes of two CPUs: each has room for a rank and a server."""
     found = RayCluster()
     try:
         found.say("add 2")
@@ -55,7 +55,7 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def driver(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
-    """This process asks Ray for the servers, as a rank does."""
+    """Let this process ask Ray for the servers, as a rank does."""
     monkeypatch.setattr(own_servers, "PROGRAM", PROGRAM)
     monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
     monkeypatch.setattr(own_servers, "_by_ray", None)

@@ -83,7 +83,7 @@ def run_both(job: StageJob, oracle: Callable[[Any], Outcome], happens: Callable[
 
 
 def last_weights(job: StageJob, part: str) -> dict[str, torch.Tensor]:
-    """Of the network in the last checkpoint."""
+    """Return the weights of the network in the last checkpoint."""
     found = checkpoints.latest(job.scratch / CHECKPOINTS)
     assert found is not None
     required = {f"{part}.weights", f"{part}.optimizer", "stage", "stopped", "journal_offset", "best"}

@@ -207,7 +207,7 @@ class Ran:
 def on_ranks(
     pipeline: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], dict[str, list[Ran]]]:
-    """From a number of ranks to every case's result on each of them."""
+    """Return a function from a number of ranks to every case's result on each of them."""
     done: dict[int, dict[str, list[Ran]]] = {}
 
     def run(world_size: int) -> dict[str, list[Ran]]:

@@ -59,7 +59,7 @@ def job(work: Any, folder: Path, folders: dict[str, Path], **roles: str) -> Stag
 
 
 def stages(**algorithm: Any) -> dict[str, tuple[Any, dict[str, str], Callable[[StageJob], Any]]]:
-    """Kind → work, the folders that it reads, and its oracle."""
+    """Return kind → work, the folders that it reads, and its oracle."""
     ppo = {"preset": "ppo", "gamma": 0.9, "kl_coef": 0.1, **algorithm}
     return {
         "policy_optimization": (

@@ -15,7 +15,7 @@ from vantage.tasks.training.step_metrics import Speed
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens of each step of a run, as they reach the meter of its speed."""
+    """Return the tokens of each step of a run, as they reach the meter of its speed."""
     counts: list[int] = []
     after = Speed.after
 

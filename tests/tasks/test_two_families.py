@@ -18,7 +18,7 @@ from vantage.tasks.training.scratch import JOURNAL
 
 @pytest.fixture(scope="module")
 def other(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained reward model of another family."""
+    """Return a trained reward model of another family."""
     return train_other_reward(pipeline, tmp_path_factory.mktemp("family") / "base")
 
 

@@ -51,7 +51,7 @@ def job_of(
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Sampled]:
-    """The responses of each measurement of a watch, in order."""
+    """Return the responses of each measurement of a watch, in order."""
     responses: list[Sampled] = []
     look = Watching.look
 
@@ -64,7 +64,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Sampled]:
 
 
 def preference(policy: PolicyModel, tokenizer: Any, text: str) -> float:
-    """Log-probability of the first answer after the text less that of the second, from transformers' own logits."""
+    """Return log-probability of the first answer after the text less that of the second, from transformers' own logits."""
     ids = tokenizer(text)["input_ids"]
     with torch.no_grad():
         logprobs = policy.causal_lm(torch.tensor([ids])).logits[0, -1].double().log_softmax(dim=-1)

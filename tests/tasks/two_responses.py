@@ -51,12 +51,12 @@ _MASK = torch.tensor([[True, True, False], [True, True, True]])
 
 
 def close(expected: Any) -> Any:
-    """Equal but for rounding: all is float64 but for λ of one row, which is float32."""
+    """Return an approximation that allows for rounding: all is float64 but for λ of one row, which is float32."""
     return pytest.approx(expected, rel=2e-7, abs=2e-7)
 
 
 def times(weights: list[float], numbers: list[float]) -> list[float]:
-    """Token by token."""
+    """Multiply token by token."""
     return [weight * number for weight, number in zip(weights, numbers, strict=True)]
 
 
@@ -135,7 +135,7 @@ def learn(
     max_length: int = 10,
     **switches: Any,
 ) -> Learnt:
-    """Both responses as one rollout and one minibatch, under a preset with these overrides."""
+    """Learn both responses as one rollout and one minibatch, under a preset with these overrides."""
     work = PolicyOptimization.model_validate(
         {
             "kind": "policy_optimization",
@@ -195,7 +195,7 @@ def scored_as(scores: list[float], *, ended: tuple[bool, bool] = (True, True)) -
 
 
 def over_tokens(five: list[float]) -> Tensor:
-    """(2,3), with NaN on a's padding: nothing may depend on it."""
+    """Return (2,3), with NaN on a's padding: nothing may depend on it."""
     return torch.tensor([[*five[:2], nan], five[2:]], dtype=torch.float64)
 
 
@@ -205,7 +205,7 @@ def at_tokens(per_token: Tensor) -> list[float]:
 
 
 def slopes(loss: Tensor, leaf: Tensor) -> list[float]:
-    """d loss / d leaf at the five tokens; at the padding it must be 0."""
+    """Return d loss / d leaf at the five tokens; at the padding it must be 0."""
     [gradient] = torch.autograd.grad(loss, leaf)
     assert gradient[~_MASK].tolist() == [0.0]
     return at_tokens(gradient)

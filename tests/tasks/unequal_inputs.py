@@ -105,7 +105,9 @@ def job_of(
 
 
 def collect(folder: Path, folders: Mapping[str, Path], *, policy: str) -> Path:
-    """Three responses of a policy to each training prompt, and four to each other, scored by ``main``; the artifact's folder."""
+    """Collect three responses of a policy to each training prompt, and four to each other, scored by ``main``; returns
+    the artifact's folder.
+    """
     work = RolloutCollection(
         kind="rollout_collection",
         policy=policy,
@@ -171,7 +173,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """One token a character, ``<s>`` before every text."""
+    """Write a tokenizer with one token a character, and ``<s>`` before every text."""
     tokenizer = Tokenizer(
         models.WordLevel({token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}, unk_token="<unk>")
     )
@@ -187,7 +189,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _write_data(folders: Mapping[str, Path]) -> None:
-    """Questions such as ``3+1?``, sums modulo 5; no two splits have one in common."""
+    """Write questions such as ``3+1?``, sums modulo 5; no two splits have one in common."""
     pairs = [(a, b) for a in range(5) for b in range(5)]
     questions = [(f"{a}+{b}?", str((a + b) % 5)) for a, b in pairs]
     questions += [(f"{a}+{b}+a?", str((2 * a + b) % 5)) for a, b in pairs[:11]]

@@ -31,7 +31,7 @@ SECONDS = 60.0
 
 
 def work(rank: int, rendezvous: str, jobs: list[StageJob], strategy: str, harm: str) -> None:
-    """One rank."""
+    """Work as one rank."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     ranks.join(hang_seconds=SECONDS, sharded=strategy == "fsdp2", rendezvous=f"file://{rendezvous}")

@@ -28,7 +28,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with packages behind links, and one commit; it counts as ours."""
+    """Return a repository with packages behind links, and one commit; it counts as ours."""
     root = tmp_path / "checkout"
     for name in ("vantage/__init__.py", "flows/__init__.py", "flows/a.py", "docs/a.md", "pyproject.toml"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

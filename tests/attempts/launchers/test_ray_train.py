@@ -84,7 +84,7 @@ class RayCluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """Two nodes of one CPU."""
+    """Yield two nodes of one CPU."""
     found = RayCluster()
     try:
         found.say("add")
@@ -116,13 +116,13 @@ def failure(folder: Path, **options: Any) -> tuple[str, int, str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
-    """The stage in one process."""
+    """Return the result of the stage in one process."""
     return launch(tmp_path_factory.mktemp("alone"), nodes=None)
 
 
 @pytest.fixture(scope="module")
 def asked_to_stop(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Failure]:
-    """The folder of a stage on two nodes that was asked to stop after its first checkpoint, and its failure."""
+    """Return the folder of a stage on two nodes that was asked to stop after its first checkpoint, and its failure."""
     folder = tmp_path_factory.mktemp("stopped")
     misbehaves(folder, "waits to be stopped")
     stop = threading.Event()
@@ -139,7 +139,7 @@ def asked_to_stop(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def half_done(asked_to_stop: tuple[Path, Failure], at_cluster: RayCluster, tmp_path: Path) -> Iterator[Path]:
-    """A copy of that folder; one of the two nodes is lost then."""
+    """Yield a copy of that folder; one of the two nodes is lost then."""
     folder = tmp_path / "half done"
     shutil.copytree(asked_to_stop[0], folder)
     nodes = at_cluster.say("lose")

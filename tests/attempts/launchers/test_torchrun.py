@@ -103,7 +103,7 @@ def wait_for_end(processes: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
-    """The stage in one process."""
+    """Return the result of the stage in one process."""
     return launch(tmp_path_factory.mktemp("alone"), ranks=1)
 
 

@@ -38,7 +38,7 @@ class Process:
         Progress(self.file, total=10, phase="running")
 
     def first_hang_reason(self, watchdog: Watchdog, *, within: float) -> tuple[float, str] | None:
-        """(Seconds from now, what it says); None where nothing is said."""
+        """Return (seconds from now, the reported reason); None where nothing is reported."""
         begun = self.now
         while self.now < begun + within:
             self.now += 1.0

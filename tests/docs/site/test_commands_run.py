@@ -56,7 +56,7 @@ def invoked(command: str, *, expected: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def scene(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a workspace of two runs of one recipe, its copy, keys, a model and data."""
+    """Return a folder with a workspace of two runs of one recipe, its copy, keys, a model and data."""
     folder = tmp_path_factory.mktemp("scene")
     with pytest.MonkeyPatch.context() as patched:
         for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "VANTAGE_KEY_PASSWORD"):
@@ -81,7 +81,7 @@ def scene(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(scene: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The scene as the folder in which commands run."""
+    """Return the scene, and make it the folder in which commands run."""
     for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "VANTAGE_KEY_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(scene)
@@ -92,7 +92,7 @@ def here(scene: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def asking(original: Path, tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Path:
-    """The workspace of a run that waits for a person; for reading only."""
+    """Return the workspace of a run that waits for a person; for reading only."""
     workspace = Workspace(tmp_path_factory.mktemp("asking") / "workspace")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", ledger_database)

@@ -15,7 +15,7 @@ from vantage.runs.workspace import Workspace
 
 @pytest.fixture(scope="module", autouse=True)
 def _sends_nothing(unsent: None) -> None:
-    """No test here looks at MLflow."""
+    """Send nothing to MLflow; no test here looks at it."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def worker(prefect_url: str, bucket: str, tmp_path: Path) -> Iterator[Worker]:
 
 @pytest.fixture
 def here(bucket: str, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """The workspace in the bucket, as the machine of the run sees it."""
+    """Return the workspace in the bucket, as the machine of the run sees it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "here"))
     monkeypatch.setattr("vantage.flows.pools.run_on_pool.SECONDS_BETWEEN_REPORTS", 0.5)

@@ -47,7 +47,7 @@ def request(storage: Storage, recipe_file: Path, step: str, artifacts: dict[str,
 
 @pytest.fixture
 def sft(storage: Storage, recipe_file: Path, tmp_path: Path) -> AttemptRequest:
-    """A request for sft, whose inputs exist."""
+    """Return a request for sft, whose inputs exist."""
     artifacts: dict[str, Artifact] = {}
     for step in READ_BY_SFT:
         asked = request(storage, recipe_file, step, artifacts)

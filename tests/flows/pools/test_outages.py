@@ -29,7 +29,7 @@ def port() -> int:
 
 @pytest.fixture
 def prefect_url(home: Path, port: int) -> Iterator[str]:
-    """The address of a server that each test starts itself; it may be killed."""
+    """Yield the address of a server that each test starts itself; it may be killed."""
     url = f"http://127.0.0.1:{port}/api"
     with prefect_at(url, PREFECT_HOME=str(home), PREFECT_CLIENT_MAX_RETRIES="0"):
         yield url
@@ -42,7 +42,7 @@ def server(home: Path, port: int, prefect_url: str) -> Iterator[Any]:
 
 
 def states(flow_run_name: str) -> list[tuple[str | None, str]]:
-    """State and message of the flow runs of that name."""
+    """Return state and message of the flow runs of that name."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:

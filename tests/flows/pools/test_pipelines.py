@@ -41,7 +41,7 @@ CHANGES = ("stages.sft.epochs=2", "seed=5")
 
 @pytest.fixture
 def client(prefect_url: str) -> Iterator["SyncPrefectClient"]:
-    """A client of a server that has the work pools ``orders`` and ``gpu``."""
+    """Yield a client of a server that has the work pools ``orders`` and ``gpu``."""
     from prefect.client.orchestration import get_client
 
     from vantage.flows.pools.deployments import create_pool

@@ -160,7 +160,7 @@ def test_without_a_worker_a_run_says_what_it_waits_for_and_can_be_stopped(
         create_pool(client, "nobody")
 
         def attempts() -> list[str]:
-            """States of the flow runs of this workspace's attempts at sft."""
+            """Return the states of the flow runs of this workspace's attempts at sft."""
             ids = {record.run_id for record in read_runs(here)}
             found = client.read_flow_runs(work_pool_filter=of_nobody)  # of all, the server tells 200 alone
             named = [(run.name.split(" · "), run.state_name) for run in found]

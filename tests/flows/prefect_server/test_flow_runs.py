@@ -52,7 +52,7 @@ def task_runs_of(flow_run_id: str) -> list[Any]:
 
 
 def messages_of(flow_run_id: str) -> dict[str, str]:
-    """Task run → what its state says."""
+    """Return task run → the message of its state."""
     return {each.name: (each.state.message or "") if each.state else "" for each in task_runs_of(flow_run_id)}
 
 

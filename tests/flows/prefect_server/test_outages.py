@@ -84,7 +84,7 @@ def test_an_answer_is_named_by_its_status_and_an_outage_is_remembered(clock: Clo
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The loop of Prefect's worker after ``services_outlast``, and the lines that it prints."""
+    """Return the loop of Prefect's worker after ``services_outlast``, and the lines that it prints."""
     import prefect._internal.observers
     import prefect.workers.base
 

@@ -44,7 +44,7 @@ server.serve_forever()
 
 
 def stand_in(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
-    """Answers like a server that is well; ends with its standard input like the real one."""
+    """Answer like a server that is well, and end with the standard input, as the real one does."""
     (home / "stand_in.py").write_text(STAND_IN)
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -84,7 +84,7 @@ def tables_of(database: Path) -> list[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No server of the machine that runs the tests, and no profile of its user."""
+    """Hide the server of the machine that runs the tests, and the profile of its user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
         patch.delenv("PREFECT_PROFILE", raising=False)
@@ -95,7 +95,7 @@ def _nothing_is_configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """As on a machine where no server has run before."""
+    """Let the machine look like one where no server has run before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VANTAGE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

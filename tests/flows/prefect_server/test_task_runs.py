@@ -45,7 +45,7 @@ class Prefect:
 
 @pytest.fixture
 def prefect(monkeypatch: pytest.MonkeyPatch) -> Prefect:
-    """A server that knows two of three task runs: one with its final state, and one that it shows as running."""
+    """Yield a server that knows two of three task runs: one with its final state, and one that it shows as running."""
     server = Prefect({1: state_of("reused", ""), 2: State(type=StateType.RUNNING)})
 
     @asynccontextmanager
@@ -57,7 +57,7 @@ def prefect(monkeypatch: pytest.MonkeyPatch) -> Prefect:
 
 
 def ended(*states: State[None]) -> TaskRuns:
-    """Task runs 1, 2, … that have begun in this process and ended with these states."""
+    """Return task runs 1, 2, … that have begun in this process and ended with these states."""
     made = TaskRuns()
     for number, state in enumerate(states, start=1):
         run = SimpleNamespace(

@@ -23,7 +23,7 @@ RUN = "0001-judge-abcdef"
 
 @pytest.fixture
 def moves(workspace: Workspace) -> AliasMoves:
-    """The movements of one run, whose outbox is sent."""
+    """Return the movements of one run, whose outbox is sent."""
     folder = workspace.root / "runs" / RUN / "ledger"
     folder.mkdir(parents=True)
     return AliasMoves(folder)
@@ -44,7 +44,7 @@ class Prefect:
 
 @pytest.fixture
 def prefect(monkeypatch: pytest.MonkeyPatch) -> Prefect:
-    """The configured server."""
+    """Return the configured server."""
     server = Prefect()
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     monkeypatch.setattr("vantage.flows.publishing.announcing._send", server.send)

@@ -83,7 +83,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Three runs have published versions 1, 2 and 3."""
+    """Yield a place in which three runs have published versions 1, 2 and 3."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
         found = Place(tmp_path_factory.mktemp("aliases"))

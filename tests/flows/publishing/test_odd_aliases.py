@@ -32,7 +32,7 @@ SECRET = "hunter2-hunter2"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Two runs have published versions 1 and 2; the alias points to 2."""
+    """Yield a place in which two runs have published versions 1 and 2; the alias points to 2."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
         found = Place(tmp_path_factory.mktemp("odd"))

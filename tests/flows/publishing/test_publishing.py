@@ -115,7 +115,9 @@ PUBLICATION = Publication(stage="policy", registered_model="quickstart", alias="
 
 @pytest.fixture(autouse=True)
 def bills(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The stages whose bill of materials was told; tests/review/exports/test_bill_of_materials.py is about the bills."""
+    """Return the stages whose bill of materials was recorded; tests/review/exports/test_bill_of_materials.py is about
+    the bills.
+    """
     told: list[str] = []
     monkeypatch.setattr("vantage.review.exports.bills.tell_bill", lambda run, step, **of: told.append(step))
     return told

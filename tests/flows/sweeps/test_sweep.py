@@ -263,14 +263,14 @@ def test_sharing_is_counted_by_what_runs_have() -> None:
 
 @pytest.fixture
 def sweep_file(recipe_file: Path) -> Path:
-    """A small sweep beside the small recipe."""
+    """Return a small sweep beside the small recipe."""
     path = recipe_file.with_name("parts.yaml")
     path.write_text(SWEEP)
     return path
 
 
 def symbolic_keys(recipe: ResolvedRecipe) -> dict[str, str]:
-    """Step → key, were every artifact's digest the key that it was made under."""
+    """Return step → key, as if every artifact's digest were the key that it was made under."""
     keys: dict[str, str] = {}
     for step in ordered_steps(recipe):
         inputs = {role: keys[read] for role, read in dependencies(recipe)[step].items()}
@@ -343,7 +343,7 @@ class Swept(NamedTuple):
 
 @pytest.fixture(scope="module")
 def swept(ledger_database: str, prefect_url: str, tmp_path_factory: pytest.TempPathFactory) -> Swept:
-    """A sweep of fake stages, made once; what is added to its workspace must leave its runs as they are."""
+    """Return a sweep of fake stages, made once; what is added to its workspace must leave its runs as they are."""
     folder = tmp_path_factory.mktemp("swept")
     (folder / "fake.yaml").write_text(RECIPE)
     file = folder / "parts.yaml"
@@ -365,12 +365,14 @@ def wrong_by_an_audit(workspace: Workspace) -> list[str]:
 
 
 def started(workspace: Workspace) -> Counter[str]:
-    """Stage → computations of it that began."""
+    """Return stage → number of its computations that began."""
     return Counter(line.split()[0] for line in events(workspace) if " started " in line)
 
 
 def accuracies(workspace: Workspace) -> dict[tuple[str, int], float]:
-    """(Preset, seed) → accuracy, from the store: the artifact of each evaluation, by the keys in the run records."""
+    """Return (preset, seed) → accuracy, from the store: the artifact of each evaluation, by the keys in the run
+    records.
+    """
     store, found = Store(workspace.store), {}
     for record in read_runs(workspace):
         stage = record.recipe.stages["policy"]

@@ -26,7 +26,7 @@ def failing_server() -> Iterator[tuple[str, list[str]]]:
         do_GET = do_POST = fail
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Silent."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -24,6 +24,8 @@ class NoSender:
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ledger]:
-    """Ledgers of one workspace, as processes one after the other open them; MLflow does not answer."""
+    """Return a function that opens ledgers of one workspace, one after the other as processes do; MLflow does not
+    answer.
+    """
     monkeypatch.setattr("vantage.ledger.run_ledger.Sender", NoSender)
     return lambda: Ledger("http://127.0.0.1:1", tmp_path, "small")

@@ -95,7 +95,7 @@ def open_sft(ledger: Ledger, attempt: int = 1) -> None:
 
 
 def whole_run(ledger: Ledger) -> None:
-    """A run whose second stage fails."""
+    """Record a run whose second stage fails."""
     ledger.open_run(RUN, "small", {"model": "recipes-are-not-sent"})
     ledger.open_stage(
         "data.demonstrations", kind="prepare", stage_key=KEY["data"], attempt=1, params={}, inputs={}, source_sha256=SOURCE

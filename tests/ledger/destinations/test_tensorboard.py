@@ -42,7 +42,7 @@ def finish(ledger: Ledger) -> None:
 
 
 def points(folder: Path, stage: str | None, metric: str) -> list[tuple[int, float, float]]:
-    """Step, time and value of each point, as TensorBoard shows them."""
+    """Return step, time and value of each point, as TensorBoard shows them."""
     shown = EventAccumulator(str(folder / RUN / stage if stage else folder / RUN))
     shown.Reload()
     return [(each.step, each.wall_time, each.value) for each in shown.Scalars(metric)]

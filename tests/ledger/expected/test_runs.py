@@ -35,7 +35,7 @@ def replay_of(outbox: list[dict[str, Any]], run_id: str) -> Replay:
 
 
 def recorded_runs(golden: Mapping[str, Any], run_id: str) -> dict[str | None, Any]:
-    """Stage → what MLflow contained of its run; None → of the parent run."""
+    """Return stage → what MLflow contained of its run; None → of the parent run."""
     return {
         place.removeprefix(f"{run_id}/") or None: run
         for place, run in golden["mlflow"]["runs"].items()

@@ -13,7 +13,7 @@ from vantage.storage.sealed_folders import seal
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy as the store has it: a Hugging Face folder, and the store's manifest beside."""
+    """Return a policy as the store has it: a Hugging Face folder, and the store's manifest beside."""
     folder = tmp_path_factory.mktemp("models") / "policy"
     build_builtin("tiny", folder, seed=3)
     seal(folder)
@@ -22,7 +22,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_policy(policy: Path) -> Path:
-    """The same model under another manifest."""
+    """Return the same model under another manifest."""
     folder = policy.with_name("other-policy")
     shutil.copytree(policy, folder, ignore=shutil.ignore_patterns("manifest.json"))
     (folder / "README.md").write_text("another")
@@ -32,7 +32,7 @@ def other_policy(policy: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def reward(policy: Path) -> Path:
-    """A reward model of the same kind, with weights of its own."""
+    """Return a reward model of the same kind, with weights of its own."""
     folder = policy.with_name("reward")
     config = LlamaConfig.from_pretrained(policy)
     config.num_labels = 1

@@ -61,7 +61,7 @@ def record(workspace: Path, *, file: bytes | None, course: list[Entry]) -> dict[
 
 
 def found(client: MlflowClient) -> dict[str, Any]:
-    """Stage → names of its files, the text of its page, and its tag."""
+    """Return stage → names of its files, the text of its page, and its tag."""
     runs = runs_of(client, RUN_ID)
     told = {}
     for stage in STAGES.keys() & runs.keys():

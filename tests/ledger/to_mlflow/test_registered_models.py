@@ -251,14 +251,14 @@ def test_a_second_version_is_kept_if_somebody_uses_it(workspace: Path, policy: P
 
 
 def copy_of(workspace: Path, made: Any) -> Path:
-    """Where MLflow keeps the copy."""
+    """Return where MLflow keeps the copy."""
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
     (version,) = client.search_model_versions(f"tags.`vantage.digest` = '{made.digest}'")
     return Path(version.source.removeprefix("file://"))
 
 
 def flip(file: Path) -> None:
-    """Another bit, the same size."""
+    """Flip a bit of a file; its size stays."""
     file.chmod(0o644)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -12,7 +12,7 @@ RUN = "0001-tiny-aaaaaa"
 
 
 def reported(workspace: Path, text: str | None, *, times: int = 1) -> None:
-    """A run that ends with a report; without a text, its file is gone when it is sent."""
+    """Record a run that ends with a report; without a text, its file is gone when it is sent."""
     file = workspace / "runs" / RUN / "report.html"
 
     def tell(ledger: Ledger, run_id: str) -> None:

@@ -37,7 +37,7 @@ class Asked:
 
 @pytest.fixture
 def asked(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Operation and stage → the calls that it took, of a whole run sent at once."""
+    """Return operation and stage → the calls that it took, of a whole run sent at once."""
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
         ledger.open_run(RUN_ID, "tiny", RECIPE)
         for stage in STAGES:

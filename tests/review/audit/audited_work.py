@@ -7,7 +7,7 @@ from vantage.schemas.records.job import StageJob, StageResult
 
 
 def run_stage(job: StageJob) -> StageResult:
-    """As ``fake_work``, with the files that a registered model needs."""
+    """Run a stage as ``fake_work`` does, with the files that a registered model needs."""
     result = fake_work.run_stage(job)
     if job.work.kind in ("import_model", "sft", "reward_model", "policy_optimization"):
         reward = job.work.kind == "reward_model"

@@ -139,7 +139,7 @@ def _copied(original: Path, folder: Path) -> Case:
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe, its data, and the workspace of a run of it; for reading only."""
+    """Return a folder with a recipe, its data, and the workspace of a run of it; for reading only."""
     return made_once(tmp_path_factory, "audited", lambda folder: _run_of(RECIPE, folder))
 
 
@@ -156,14 +156,14 @@ def _few_distributions() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_distributions() -> Iterator[None]:
-    """Runs record three of the installed distributions."""
+    """Let runs record three of the installed distributions."""
     with _few_distributions():
         yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def reused_copies() -> Iterator[None]:
-    """One audit after the other copies its database to one place, and MLflow reads its own migrations once."""
+    """Let one audit after the other copy its database to one place, and let MLflow read its own migrations once."""
     tracking.set_up_client()
     from mlflow.store.db import utils
 
@@ -179,7 +179,7 @@ def reused_copies() -> Iterator[None]:
 
 @pytest.fixture
 def case(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """A copy of the workspace on another path."""
+    """Return a copy of the workspace on another path."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return _copied(original, tmp_path / "copy")
 
@@ -188,7 +188,7 @@ def case(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cas
 def short_case(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Case:
-    """The same of the short recipe."""
+    """Return the same for the short recipe."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     original = made_once(tmp_path_factory, "audited-short", lambda folder: _run_of(SHORT_RECIPE, folder))
     return _copied(original, tmp_path / "copy")
@@ -196,7 +196,7 @@ def short_case(
 
 @pytest.fixture
 def again() -> Callable[[Case], RunRecord]:
-    """A second run of the same recipe in the copy, which reuses all."""
+    """Return a second run of the same recipe in the copy, which reuses all."""
 
     def run(case: Case) -> RunRecord:
         run_once(case.workspace, case.original / "fake.yaml")

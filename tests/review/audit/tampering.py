@@ -62,7 +62,7 @@ class Case:
             return str(database.execute(statement, values).fetchone()[0])
 
     def mlflow_run(self, step: str) -> str:
-        """MLflow's id of a step's run."""
+        """Return MLflow's id of a step's run."""
         with closing(sqlite3.connect(self.workspace.root / "mlflow.db")) as database:
             found = database.execute(
                 "SELECT a.run_uuid FROM tags a JOIN tags b ON a.run_uuid = b.run_uuid "
@@ -72,7 +72,7 @@ class Case:
         return str(found[0][0])
 
     def copy_of(self, name: str) -> Path:
-        """MLflow's copy of a registered model, in this workspace."""
+        """Return MLflow's copy of a registered model, in this workspace."""
         location = self.record.copies[name].location
         return self.workspace.root / "mlartifacts" / location.partition("/mlartifacts/")[2]
 
@@ -97,7 +97,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def flip_bit(path: Path) -> None:
-    """One bit in the middle of a file."""
+    """Flip one bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     write(path, bytes(data))
@@ -115,7 +115,7 @@ def sealed_again(folder: Path) -> str:
 
 
 def found(report: AuditReport, outcome: str = "wrong") -> list[str]:
-    """``where: subject: detail`` of each check with this outcome."""
+    """Return ``where: subject: detail`` of each check with this outcome."""
     return [
         f"{where}: {check.subject}: {check.detail}"
         for where, check in report.every_check()
@@ -124,7 +124,7 @@ def found(report: AuditReport, outcome: str = "wrong") -> list[str]:
 
 
 def assert_found(case: Case, tamper: Callable[[Case], None], where: str, said: str) -> None:
-    """What somebody does is wrong, and told there and so."""
+    """Assert that an audit finds what somebody did, and reports it at this place with this text."""
     tamper(case)
     report = case.audit()
     wrong = found(report)

@@ -30,7 +30,7 @@ HOURS = 3600 * 10**9
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a place where two runs have published, for reading only."""
+    """Yield the folder of a place where two runs have published, for reading only."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
         place = Place(tmp_path_factory.mktemp("set-back"))

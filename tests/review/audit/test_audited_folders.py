@@ -22,7 +22,7 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 
 @pytest.fixture
 def exported(case: Case) -> Path:
-    """A folder as ``vantage export`` writes it of the policy, without the files that it writes anew."""
+    """Return a folder as ``vantage export`` writes it of the policy, without the files that it writes anew."""
     folder = case.workspace.root / "exported"
     folder.mkdir()
     for name in FILES:
@@ -40,7 +40,7 @@ def exported(case: Case) -> Path:
 
 
 def list_anew(folder: Path, name: str) -> None:
-    """The list of files says what a file is now."""
+    """Write the list of files again, with what a file is now."""
     sha = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     edit_json(folder / "vantage.json", lambda told: told["files"].update({name: sha}))
 
@@ -94,24 +94,24 @@ def test_odd_values_in_an_exported_list_end_in_checks_or_in_a_sentence(case: Cas
 
 
 def tell(**changes: Any) -> Callable[[Path], None]:
-    """Other values in ``vantage.json``."""
+    """Write other values into ``vantage.json``."""
     return lambda folder: edit_json(folder / "vantage.json", lambda told: told.update(changes))
 
 
 def weights_and_their_list(folder: Path) -> None:
-    """Other weights, with a list that agrees with them."""
+    """Write other weights, with a list that agrees with them."""
     write(folder / "model.safetensors", b"other weights")
     list_anew(folder, "model.safetensors")
 
 
 def weights_their_list_and_stage_key(folder: Path) -> None:
-    """No ref of the artifact has this stage key."""
+    """Write other weights, their list, and a stage key that no ref of the artifact has."""
     weights_and_their_list(folder)
     tell(stage_key="0" * 64)(folder)
 
 
 def weights_that_are_said_to_be_merged(folder: Path) -> None:
-    """As the export of adapters says it, whose files are no artifact's own."""
+    """Record the weights as merged, as an export of adapters does, whose files are no artifact's own."""
     weights_and_their_list(folder)
     tell(merged_into="0" * 64)(folder)
 
@@ -126,7 +126,7 @@ def file_and_its_line_taken_out(folder: Path) -> None:
 
 
 def link_in_the_place_of_a_file(folder: Path) -> None:
-    """What it leads to may change after the audit."""
+    """Put a link in the place of a file: what it leads to may change after the audit."""
     elsewhere = shutil.move(folder / "model.safetensors", folder.with_name("elsewhere"))
     (folder / "model.safetensors").symlink_to(elsewhere)
 

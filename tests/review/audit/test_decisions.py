@@ -254,7 +254,7 @@ def test_a_removed_artifact_is_told_with_when_and_what_it_was(case: Case, edited
 
 
 def remove(workspace: Workspace, digest: str, stage_key: str, cause: Cause) -> None:
-    """What ``vantage gc`` does with one artifact."""
+    """Remove one artifact as ``vantage gc`` does."""
     garbage = garbage_of(workspace.storage, cause)
     assert garbage.remove_refs([stage_key], needed=tuple) == [stage_key]
     assert garbage.remove_object(digest, needed=tuple)

@@ -14,7 +14,7 @@ OF_THE_TESTS = {"events.txt"}
 
 
 def documented() -> dict[str, int]:
-    """Pattern of paths in a workspace → exit code of the audit without such a file."""
+    """Return pattern of paths in a workspace → exit code of the audit without such a file."""
     text = PAGE.read_text().partition("## When evidence is removed")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\S+)` \| .+ \| (\d) \|$", text, re.MULTILINE)
     return {pattern: int(code) for pattern, code in rows}

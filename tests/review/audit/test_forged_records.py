@@ -24,7 +24,7 @@ def kind_in_the_ref(case: Case) -> None:
 
 
 def evidence_of_a_verdict(case: Case) -> None:
-    """The numbers beside the one that was compared; the verdict reads as before."""
+    """Change the numbers beside the one that was compared; the verdict reads as before."""
     edit_json(
         case.run_json,
         lambda run: run["stages"]["evaluation"]["verdicts"][0]["evidence"].update(accuracy_gain=0.9),
@@ -64,7 +64,7 @@ def told_params(case: Case) -> None:
 
 
 def told_input(case: Case) -> None:
-    """What the policy's stage read, as another than its maker told of."""
+    """Record another input of the policy's stage than the one that its maker recorded."""
 
     def change(lines: Lines) -> Lines:
         critic = opening_of(lines, "policy")["inputs"]["critic"]["artifact"]
@@ -81,12 +81,12 @@ def publication_taken_out(case: Case) -> None:
 
 
 def outbox_deleted(case: Case) -> None:
-    """No run was removed that could have taken it along."""
+    """Delete the outbox, though no run was removed that could have taken it along."""
     case.outbox.unlink()
 
 
 def point(case: Case, alias: str) -> None:
-    """An alias that is moved by hand."""
+    """Move an alias by hand."""
     case.sql(
         "INSERT INTO registered_model_aliases (alias, version, name, workspace) VALUES (?, 1, 'fake', 'default')",
         alias,
@@ -98,7 +98,7 @@ def publication_of(lines: Lines, name: str) -> dict[str, Any]:
 
 
 def alias_that_the_recipe_does_not_name(case: Case) -> None:
-    """A run moves the aliases of its recipe alone; a person may move others, and is named."""
+    """Let a run move an alias that its recipe does not name; only a person may move such a one, and is named."""
     point(case, "production")
 
     def change(lines: Lines) -> Lines:
@@ -109,7 +109,7 @@ def alias_that_the_recipe_does_not_name(case: Case) -> None:
 
 
 def alias_by_an_operation_that_was_never_sent(case: Case) -> None:
-    """It stands at the end of the outbox, and MLflow has not got it; the alias is where it says all the same."""
+    """Add a movement to the end of the outbox that MLflow has not got, and move the alias to where it says."""
     point(case, "production")
 
     def change(lines: Lines) -> Lines:

@@ -49,7 +49,7 @@ OWN, DEFAULT = (
 
 
 def run_in(folder: Path, *overrides: str, name: str = "workspace") -> Workspace:
-    """A run of the recipe: its own guard fires after step 5 and ends it, a default guard fires after step 3."""
+    """Run the recipe: its own guard fires after step 5 and ends the stage, a default guard fires after step 3."""
     workspace = Workspace(folder / name)
     workspace.root.mkdir(parents=True)
     (workspace.root / CLIPS).touch()
@@ -70,7 +70,7 @@ def run_in(folder: Path, *overrides: str, name: str = "workspace") -> Workspace:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that a guard ended early; for reading only."""
+    """Return the folder of a run that a guard ended early; for reading only."""
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
@@ -82,7 +82,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def case(guarded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """A copy of its workspace."""
+    """Return a copy of its workspace."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     shutil.copytree(guarded / "workspace", tmp_path / "copy", symlinks=True)
     [record] = read_runs(Workspace(tmp_path / "copy"))
@@ -151,7 +151,7 @@ def invented(case: Case) -> None:
 
 
 def invented_guard(case: Case) -> None:
-    """Its curve is beyond its bound, but no version of this code has such a guard."""
+    """Invent a guard whose curve is beyond its bound, but which no version of this code has."""
 
     def change(firings: list[dict[str, Any]]) -> None:
         guard = {"metric": "clip_fraction", "above": 0.7, "over": 3, "action": "warn"}
@@ -179,7 +179,7 @@ def removed_in_the_outbox(case: Case) -> None:
 
 
 def curve_lowered(case: Case) -> None:
-    """The curve no longer leaves the bound of the guard that ended the stage."""
+    """Lower the curve so that it no longer leaves the bound of the guard that ended the stage."""
 
     def told(lines: Lines) -> Lines:
         for line in lines:

@@ -47,7 +47,7 @@ FAST = {"model_versions.storage_location", "logged_models.artifact_location", "r
 
 
 def documented() -> dict[str, str]:
-    """Column → what an audit finds after a change of it."""
+    """Return column → what an audit finds after a change of it."""
     rows = re.findall(r"^\| `(\w+\.\w+)` \| (.+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     assert all(compared.startswith("–") == (outcome == "not compared") for _, compared, outcome in rows)
     return {column: outcome for column, _, outcome in rows}

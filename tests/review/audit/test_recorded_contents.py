@@ -25,7 +25,7 @@ Golden = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables and nothing in them."""
+    """Return a database with MLflow's tables and nothing in them."""
     folder = tmp_path_factory.mktemp("empty")
     Server(f"sqlite:///{folder / 'mlflow.db'}", artifacts=folder / "mlartifacts")
     return folder / "mlflow.db"
@@ -58,7 +58,7 @@ def restored(
 
 @contextmanager
 def all_checks(evidence: Evidence, golden: Golden) -> Iterator[dict[str, Check]]:
-    """``RUN/STAGE`` → the check of MLflow's run of it."""
+    """Yield ``RUN/STAGE`` → the check of MLflow's run of it."""
     with evidence:
         places = (place.split("/", 1) for place in golden["mlflow"]["runs"])
         yield {f"{run_id}/{stage}": mlflow_check(evidence, run_id, stage or None) for run_id, stage in places}

@@ -29,7 +29,7 @@ def stage_that_was_made_is_reused_in_no_time(case: Case) -> None:
 
 
 def run_with_another_number(case: Case) -> None:
-    """Then ``vantage audit 1`` and ``latest`` lead to another run."""
+    """Give the run another number, so that ``vantage audit 1`` and ``latest`` lead to another run."""
     edit_json(case.run_json, lambda run: run.update(number=2))
 
 
@@ -47,7 +47,7 @@ def foreign_tag_of_a_run(case: Case) -> None:
 
 
 def foreign_pointer_of_a_run(case: Case) -> None:
-    """It looks like a parent's, and there is no such parent."""
+    """Add a pointer that looks like a parent's, though there is no such parent."""
     sql_tag(
         case, "tags", "key, value, run_uuid",
         "vantage.parent.safety.run", case.mlflow_run("sft"), case.mlflow_run("policy"),
@@ -92,7 +92,7 @@ def sweep_that_nobody_ran(case: Case) -> None:
 
 
 def link_to_the_logged_model_removed(case: Case) -> None:
-    """Nothing would lead to the logged model, whose page may show anything."""
+    """Remove the link to the logged model, whose page may then show anything."""
     case.sql("DELETE FROM tags WHERE key = 'vantage.model' AND run_uuid = ?", case.mlflow_run("policy"))
 
 
@@ -101,7 +101,7 @@ def status_in_mlflow(case: Case) -> None:
 
 
 def two_lines_swapped(case: Case) -> None:
-    """Every line is as it was, and as many bytes were sent."""
+    """Swap two lines: every line is as it was, and as many bytes were sent."""
     lines = case.outbox.read_bytes().splitlines(keepends=True)
     at = next(at for at, line in enumerate(lines) if json.loads(line)["operation"] == "record_verdicts")
     lines[at], lines[at + 1] = lines[at + 1], lines[at]
@@ -109,7 +109,9 @@ def two_lines_swapped(case: Case) -> None:
 
 
 def reason_of_the_same_length(case: Case) -> None:
-    """The size of the outbox stays, and nobody else has the name of the folder."""
+    """Replace the reason by one of the same length: the outbox keeps its size, and nobody else has the name of the
+    folder.
+    """
     data = case.outbox.read_bytes()
     at = data.index(b"/workspace/store/objects/")
     write(case.outbox, data[:at] + b"/workspace/sTORE/objects/" + data[at + 25 :])
@@ -205,7 +207,7 @@ def test_each_line_has_the_sha256_of_those_before_it(case: Case) -> None:
 
 @pytest.fixture
 def decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A workspace in which a person approved of a gate and of an alias."""
+    """Return a workspace in which a person approved of a gate and of an alias."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     place = Place(tmp_path)
     place.publish_approved()

@@ -17,7 +17,7 @@ from vantage.runs.workspace import Workspace
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Case, Path]]:
-    """A run whose records and copies a server has, and the folder in which the server keeps the copies."""
+    """Yield a run whose records and copies a server has, and the folder in which the server keeps the copies."""
     folder = tmp_path_factory.mktemp("served")
     (folder / "server").mkdir()
     port = free_port()

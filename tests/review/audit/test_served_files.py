@@ -22,7 +22,7 @@ WEIGHTS = "model/model.safetensors"
 
 
 def other_copy(case: Case, place: Path) -> Path:
-    """MLflow's copy of the policy at another place, with other weights."""
+    """Give MLflow's copy of the policy another place and other weights."""
     shutil.copytree(case.copy_of("fake"), place)
     flip_bit(place / WEIGHTS)
     return place
@@ -232,7 +232,7 @@ def test_an_old_place_that_differs_is_wrong(case: Case, original: Path, tmp_path
 
 
 def moved_from(case: Case, before: str, after: str) -> None:
-    """All records name ``after`` where they named ``before``, as if the workspace had been there."""
+    """Let all records name ``after`` where they named ``before``, as if the workspace had been there."""
     for table, field in (
         ("model_versions", "storage_location"),
         ("model_versions", "source"),
@@ -248,7 +248,7 @@ def moved_from(case: Case, before: str, after: str) -> None:
 
 @pytest.fixture
 def served() -> Iterator[Callable[[], tuple[str, list[str]]]]:
-    """An HTTP server on this machine, and the paths that it was asked for."""
+    """Yield an HTTP server on this machine, and the paths that it was asked for."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -42,7 +42,9 @@ class SignedPlace(Place):
     """A workspace whose recipe signs."""
 
     def __init__(self, folder: Path, original: Path | None = None) -> None:
-        """``original``: the folder that has the recipe already; None: a recipe that does not sign is written."""
+        """Publish in a new place. ``original``: the folder that has the recipe already; None: a recipe that does not
+        sign is written.
+        """
         if original is None:
             super().__init__(folder)
         else:
@@ -106,7 +108,7 @@ def published(place: SignedPlace, *overrides: str) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two published runs, of which the alias was moved back to the first; for reading only."""
+    """Return two published runs, of which the alias was moved back to the first; for reading only."""
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
@@ -133,7 +135,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SignedPlace:
-    """A copy, which a test may change."""
+    """Return a copy, which a test may change."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv(VARIABLE, raising=False)
     shutil.copytree(original / "workspace", tmp_path / "workspace", symlinks=True)

@@ -36,7 +36,7 @@ def text(content: str) -> Callable[[Path], None]:
 
 
 def nested(depth: int) -> list[object]:
-    """Lists within one another."""
+    """Return lists within one another."""
     return [] if depth == 1 else [nested(depth - 1)]
 
 

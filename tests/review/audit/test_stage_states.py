@@ -92,7 +92,7 @@ Runs = dict[str, tuple[Evidence, RunRecord, Replay]]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """One run of each kind, each in a workspace of its own."""
+    """Yield one run of each kind, each in a workspace of its own."""
     made: Runs = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # the outbox is all that is read

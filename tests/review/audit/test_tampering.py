@@ -48,7 +48,7 @@ def rewritten_manifest(case: Case) -> None:
 
 
 def rewritten_manifest_and_folder(case: Case) -> None:
-    """The folder gets the new digest's name too, and the ref names it."""
+    """Rewrite manifest and folder: the folder gets the new digest's name too, and the ref names it."""
     flip_bit(case.object("data.prompts") / "weights.txt")
     digest = sealed_again(case.object("data.prompts"))
     case.object("data.prompts").rename(case.object("data.prompts").with_name(digest))
@@ -87,14 +87,14 @@ def metrics_in_the_ref(case: Case) -> None:
 
 
 def ref_of_another_artifact(case: Case) -> None:
-    """The ref of the policy names the SFT model, consistently with that model's own files."""
+    """Let the ref of the policy name the SFT model, consistently with that model's own files."""
     other = json.loads(case.ref("sft").read_bytes())["artifact"]
     kept = ("uri", "digest", "files_digest", "metrics", "uncertainty")
     edit_artifact(case, "policy", **{name: other[name] for name in kept})
 
 
 def ref_of_another_recipe(case: Case) -> None:
-    """As above, and it names the SFT model's stage key and parts as well: another key's ref under this name."""
+    """Let the ref name the SFT model's stage key and parts as well: another key's ref under this name."""
     write(case.ref("policy"), case.ref("sft").read_bytes())
 
 
@@ -138,7 +138,7 @@ def recorded_recipe(case: Case) -> None:
 
 
 def recorded_gate(case: Case) -> None:
-    """The threshold of a gate, which is in no stage key, with the verdict that goes with it."""
+    """Change the threshold of a gate, which is in no stage key, with the verdict that goes with it."""
 
     def change(run: Any) -> None:
         run["recipe"]["stages"]["strict"]["gate"][0]["at_least"] = 0.05
@@ -156,7 +156,7 @@ def recorded_key_parts(case: Case) -> None:
 
 
 def recorded_stage_taken_out(case: Case) -> None:
-    """The evaluation whose gate was closed never happened."""
+    """Take the evaluation whose gate was closed out of the record."""
     edit_json(case.run_json, lambda run: run["stages"].pop("strict"))
 
 
@@ -176,14 +176,14 @@ def recorded_warnings(case: Case) -> None:
 
 
 def told_reason(case: Case) -> None:
-    """What nobody else has a copy of; the outbox is no longer as long as what was sent."""
+    """Change a reason that nobody else has a copy of; the outbox is no longer as long as what was sent."""
     data = case.outbox.read_bytes()
     assert b'"reason": null' in data
     write(case.outbox, data.replace(b'"reason": null', b'"reason": "it is good"', 1))
 
 
 def told_metric_rows(case: Case) -> None:
-    """A row is taken out of the outbox, which MLflow has."""
+    """Take a row out of the outbox, which MLflow has."""
 
     def change(lines: Lines) -> Lines:
         rows = next(
@@ -266,7 +266,7 @@ def mlflow_code_tag(case: Case) -> None:
 
 
 def mlflow_pointer_tag(case: Case) -> None:
-    """A lineage link that points to another run."""
+    """Let a lineage link point to another run."""
     edit_tag(case, "policy", "vantage.parent.critic.run", case.mlflow_run("reward"))
 
 
@@ -329,7 +329,7 @@ def mlflow_run_deleted(case: Case) -> None:
 
 
 def mlflow_run_renamed(case: Case) -> None:
-    """The entry of the strict evaluation says it is the other one."""
+    """Rename the entry of the strict evaluation to the other one."""
     edit_tag(case, "strict", "vantage.stage", "evaluation")
 
 
@@ -342,7 +342,7 @@ def logged_model_tag(case: Case) -> None:
 
 
 def mlflow_shown_metric(case: Case) -> None:
-    """The value in MLflow's tables, which it keeps beside the rows."""
+    """Change the value in MLflow's tables, which it keeps beside the rows."""
     case.sql(
         "UPDATE latest_metrics SET value = 0.9 WHERE run_uuid = ? AND key = 'accuracy_gain'",
         case.mlflow_run("evaluation"),
@@ -357,7 +357,7 @@ def mlflow_shown_metric_added(case: Case) -> None:
 
 
 def mlflow_stage_added(case: Case) -> None:
-    """A stage that the run does not have, with a verdict."""
+    """Add a stage that the run does not have, with a verdict."""
     client = client_of(case)
     ours = client.get_run(case.mlflow_run("evaluation"))
     tags = {name: value for name, value in ours.data.tags.items() if name.startswith("vantage.")}
@@ -407,7 +407,7 @@ def version_deleted(case: Case) -> None:
 
 
 def version_digest_without_alias(case: Case) -> None:
-    """No artifact of the run leads to the version any longer."""
+    """Change a version's digest, so that no artifact of the run leads to it any longer."""
     case.sql(
         "UPDATE model_version_tags SET value = ? WHERE key = 'vantage.digest' AND name = 'fake-reward'",
         "0" * 64,
@@ -427,7 +427,7 @@ def version_tag_added(case: Case) -> None:
 
 
 def alias_tag(case: Case) -> None:
-    """Who moved the alias, as MLflow's page of the model says."""
+    """Change who moved the alias, as MLflow's page of the model shows it."""
     said = {"version": "1", "time": 1, "run_id": "0001-fake-000000", "by": "ada", "reason": "it is good"}
     client_of(case).set_registered_model_tag("fake", "vantage.alias.champion", json.dumps(said))
 
@@ -446,7 +446,7 @@ def task_in_mlflow(case: Case) -> None:
 
 
 def prompt_template_in_mlflow(case: Case) -> None:
-    """MLflow would put every prompt into it."""
+    """Add a prompt template, into which MLflow would put every prompt."""
     edit_mlmodel(case, lambda described: described["metadata"].update(prompt_template="Agree: {prompt}"))
 
 
@@ -478,7 +478,7 @@ def tokenizer_in_mlflow(case: Case) -> None:
 
 
 def code_in_mlflow(case: Case) -> None:
-    """What would run when MLflow loads the model."""
+    """Add code that would run when MLflow loads the model."""
     path = case.copy_of("fake") / "MLmodel"
     write(
         path,
@@ -498,7 +498,7 @@ def alias_past_a_closed_gate(case: Case) -> None:
 
 
 def alias_that_no_run_moved(case: Case) -> None:
-    """Its gates passed, and still nobody recorded it."""
+    """Move an alias whose gates passed, but whose movement nobody recorded."""
     case.sql(
         "INSERT INTO registered_model_aliases (alias, version, name, workspace) VALUES ('production', 1, 'fake', 'default')"
     )
@@ -509,12 +509,12 @@ def alias_removed(case: Case) -> None:
 
 
 def alias_without_its_publication(case: Case) -> None:
-    """The publication that moved the alias is taken out of the outbox."""
+    """Take the publication that moved the alias out of the outbox."""
     edit_lines(case.outbox, lambda lines: [each for each in lines if each.get("registered_model") != "fake"])
 
 
 def alias_by_a_forged_publication(case: Case) -> None:
-    """The alias is moved by hand, and the outbox says that the run did it; the gate was closed."""
+    """Move the alias by hand, and let the outbox say that the run did it; the gate was closed."""
     alias_past_a_closed_gate(case)
 
     def change(lines: Lines) -> Lines:

@@ -23,7 +23,7 @@ from vantage.runs.workspace import Workspace
 
 
 def all_files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Path → size and time of change of everything below a folder."""
+    """Return path → size and time of change of everything below a folder."""
     return {
         str(path.relative_to(folder)): (path.lstat().st_size, path.lstat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))

@@ -34,7 +34,7 @@ def even(prompt: str, sample: int) -> float:
 
 
 def half(prompt: str, sample: int) -> float:
-    """Of what ``even`` has right, the first of two."""
+    """Return the first of two rows that ``even`` has right."""
     return even(prompt, sample) * (sample == 0)
 
 
@@ -227,7 +227,7 @@ def published(record: RunRecord, **changes: Any) -> PublishedVersion:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """MLflow's registered models: name with alias or version → version."""
+    """Return MLflow's registered models: name with alias or version → version."""
     known: dict[str, Any] = {}
 
     def find(address: str, name: str, *, version: str | None, alias: str | None) -> Any:

@@ -78,7 +78,7 @@ class Tab:
         return str(self.value("document.body ? document.body.innerText : ''"))
 
     def links(self) -> dict[str, set[str]]:
-        """Text of a link → where links with this text lead, without what follows a question mark."""
+        """Return text of a link → where links with this text lead, without what follows a question mark."""
         found: dict[str, set[str]] = {}
         for text, address in self.value(
             "[...document.querySelectorAll('a')].map(e => [e.innerText.trim(), e.href])"
@@ -87,7 +87,7 @@ class Tab:
         return found
 
     def rows(self) -> list[list[str]]:
-        """Cells of every row of every table."""
+        """Return the cells of every row of every table."""
         found: list[list[str]] = self.value(
             "[...document.querySelectorAll('tr')].map(e => [...e.cells].map(cell => cell.innerText.trim()))"
         )
@@ -143,7 +143,7 @@ class Tab:
         ]
 
     def picture(self, file: Path) -> None:
-        """The whole page as PNG."""
+        """Take a picture of the whole page, as PNG."""
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
         file.write_bytes(b64decode(shot["data"]))
 
@@ -174,7 +174,7 @@ def opened_tab() -> Iterator[Tab]:
 
 
 def _address(process: "subprocess.Popen[str]") -> str:
-    """Where the browser listens, as it says itself."""
+    """Return where the browser listens, as it reports itself."""
     assert process.stderr is not None
     for line in process.stderr:
         if "DevTools listening on " in line:

@@ -19,7 +19,7 @@ from vantage.runs.workspace import Workspace
 
 @pytest.fixture
 def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow does not answer: a closed port."""
+    """Let MLflow not answer: its address is a closed port."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")

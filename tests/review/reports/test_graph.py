@@ -127,7 +127,9 @@ def _loaded(file: Path, overrides: list[str]) -> dict[str, Recipe]:
 
 
 def recipes() -> Iterator[tuple[str, list[Step]]]:
-    """Every built-in recipe and arm of a sweep; sources that a recipe leaves open are filled, which changes no lineage."""
+    """Yield every built-in recipe and arm of a sweep; sources that a recipe leaves open are filled, which changes no
+    lineage.
+    """
     for file in sorted(RECIPES.glob("*.yaml")):
         for name, recipe in _filled(file, []).items():
             reads = dependencies(recipe)

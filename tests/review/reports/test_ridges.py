@@ -18,7 +18,7 @@ Measured = dict[str, list[Row]]
 
 
 def measured_at(steps: list[int], name: str = "validation_score", shift: float = 0.0) -> Measured:
-    """Percentile p of the scores of step s is p + s + shift."""
+    """Return percentiles of the scores of step s: percentile p is p + s + shift."""
     return {
         f"{name}_p{percent}": [(step, 0, float(percent + step) + shift) for step in steps]
         for percent in SCORE_PERCENTILES

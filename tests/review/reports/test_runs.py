@@ -36,7 +36,7 @@ def run(workspace: Workspace, recipe: Path, *overrides: str, until: str | None =
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Path:
-    """A workspace with three runs: complete, all but one stage reused behind a closed gate, and interrupted."""
+    """Return a workspace with three runs: complete, all but one stage reused behind a closed gate, and interrupted."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "fake.yaml").write_text(RECIPE)
     workspace = Workspace(folder / "workspace")
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Path
 
 @pytest.fixture
 def found(made: Path, tmp_path: Path) -> Callable[[int], tuple[Workspace, RunRecord]]:
-    """A copy of the workspace, and the run of a number in it."""
+    """Return a copy of the workspace, and the run of a number in it."""
     shutil.copytree(made / "workspace", tmp_path / "copy")
     workspace = Workspace(tmp_path / "copy")
 

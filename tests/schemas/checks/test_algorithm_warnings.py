@@ -26,7 +26,7 @@ def warned(plain: dict[str, Any]) -> list[str]:
 
 @pytest.fixture
 def plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """The small recipe with responses long enough for VAPO's α, and PPO as its algorithm."""
+    """Return the small recipe with responses long enough for VAPO's α, and PPO as its algorithm."""
     plain["stages"]["policy"]["algorithm"] = "ppo"
     return {**plain, "generation": {"max_response_tokens": 512}}
 

@@ -22,7 +22,7 @@ from vantage.schemas.steps import dependencies, ordered_steps
 
 @pytest.fixture
 def measured(plain: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """A stage that measures ``policy`` on a task of a folder."""
+    """Return a stage that measures ``policy`` on a task of a folder."""
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/sums.yaml").write_text("task: sums\n")
     plain["benchmarks"] = {"local": {"source": "tasks"}}

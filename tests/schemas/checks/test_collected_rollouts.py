@@ -30,7 +30,7 @@ READERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """The small recipe's model, data and reward model, with every stage that reads collected responses."""
+    """Return the small recipe's model, data and reward model, with every stage that reads collected responses."""
     stages = {name: plain["stages"][name] for name in ("sft", "reward")}
     plain["data"]["others"] = {"source": "builtin:arithmetic/prompts", "rows": 100}
     plain["rewards"]["other"] = {"terms": [{"verifier": "arithmetic"}]}

@@ -13,7 +13,7 @@ GATE = "gate: {metric: explained_variance, at_least: 0.3}"
 
 @pytest.fixture
 def text(text: str) -> str:
-    """With 64 test prompts and responses of at most 72 tokens."""
+    """Return the recipe with 64 test prompts and responses of at most 72 tokens."""
     text = text.replace("model: {", "generation: {max_response_tokens: 72}\nmodel: {")
     return text.replace('arithmetic/prompts"}', 'arithmetic/prompts", split: {test: 64}}')
 

@@ -25,7 +25,7 @@ STUDENT = {"kind": "distillation", "init": "sft", "teacher": "large", "reward": 
 
 @pytest.fixture
 def plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """The small recipe with another model as the teacher of its SFT."""
+    """Return the small recipe with another model as the teacher of its SFT."""
     plain["models"] = {"large": {"source": "builtin:nano"}}
     plain["stages"]["student"] = dict(STUDENT)
     return plain

@@ -19,7 +19,9 @@ from vantage.schemas.steps import content_of, dependencies, ordered_steps
 
 @pytest.fixture
 def apart(plain: dict[str, Any], tmp_path: Any) -> dict[str, Any]:
-    """An ``exam`` that only the evaluation reads, and ``tasks`` that is kept apart from what ``demos`` holds out."""
+    """Return a recipe with an ``exam`` that only the evaluation reads, and ``tasks`` that is kept apart from what
+    ``demos`` holds out.
+    """
     for name in ("exam.jsonl", "tasks.jsonl"):
         (tmp_path / name).write_text('{"prompt": "1+1=", "answer": "2"}\n')
     plain["data"]["exam"] = {"source": str(tmp_path / "exam.jsonl"), "split": {"test": "all"}}

@@ -22,7 +22,9 @@ from vantage.schemas.steps import content_of, dependencies, ordered_steps
 
 @pytest.fixture
 def mixed(plain: dict[str, Any]) -> dict[str, Any]:
-    """``sft`` reads a mixture of two datasets, ``value``, ``policy`` and ``evaluation`` one of prompts."""
+    """Return a recipe whose ``sft`` reads a mixture of two datasets, and whose ``value``, ``policy`` and ``evaluation``
+    read one of prompts.
+    """
     plain["data"]["more"] = {"source": "builtin:arithmetic_long/demonstrations", "max_dropped": 0.5}
     plain["data"]["questions"] = {"source": "builtin:arithmetic/prompts", "rows": 300}
     plain["mixtures"] = {

@@ -23,7 +23,7 @@ DIGEST = "ab" * 32
 
 @pytest.fixture
 def with_other(plain: dict[str, Any]) -> dict[str, Any]:
-    """``evaluation`` compares with another model, and pairs are made of its answers."""
+    """Return a recipe whose ``evaluation`` compares with another model, and whose pairs are made of its answers."""
     plain["models"] = {"other": {"source": "builtin:tiny"}}
     plain["stages"]["evaluation"]["baseline"] = "other"
     plain["stages"]["collected"] = {

@@ -32,7 +32,7 @@ def with_verifiers(text: str, section: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of the recipe, with a verifier's file in it."""
+    """Return the folder of the recipe, with a verifier's file in it."""
     (tmp_path / "gsm8k.py").write_text(PYTHON)
     return tmp_path
 

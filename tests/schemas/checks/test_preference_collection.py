@@ -19,7 +19,9 @@ from vantage.schemas.steps import (
 
 @pytest.fixture
 def plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """The small recipe with a second reward model, and a policy, that learn what the first policy's samples teach."""
+    """Return the small recipe with a second reward model, and a policy, that learn what the first policy's samples
+    teach.
+    """
     plain["stages"] |= {
         "taste": {"kind": "reward_model", "init": "sft", "data": "sampled"},
         "direct": {"kind": "dpo", "init": "policy", "data": "sampled"},

@@ -31,7 +31,7 @@ def problems_of(plain: dict[str, Any]) -> str:
 
 @pytest.fixture
 def trained_apart(plain: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """``reward`` starts from a narrow model of another family; the critic starts from the policy."""
+    """Return a recipe whose ``reward`` starts from a narrow model of another family; the critic starts from the policy."""
     save_chat_model(tmp_path / "other")
     plain["models"] = {"other": {"source": str(tmp_path / "other")}}
     plain["stages"]["reward"] |= {"init": "other", "learning_rate": None}
@@ -41,7 +41,7 @@ def trained_apart(plain: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def imported(plain: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """The reward's term names a reward model that was trained elsewhere."""
+    """Return a recipe whose reward's term names a reward model that was trained elsewhere."""
     save_chat_model(tmp_path / "other")
     plain["models"] = {"other": {"source": str(tmp_path / "other")}}
     plain["rewards"]["main"]["terms"] = [{"model": "other"}]

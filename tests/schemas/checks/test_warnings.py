@@ -19,7 +19,7 @@ def warned(plain: dict[str, Any]) -> list[str]:
 
 @pytest.fixture
 def plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """The small recipe with responses long enough for the preset's α."""
+    """Return the small recipe with responses long enough for the preset's α."""
     return {**plain, "generation": {"max_response_tokens": 512}}
 
 

@@ -38,7 +38,7 @@ def watched(text: str, watch: str, *more: str) -> str:
 
 @pytest.fixture
 def text(text: str, tmp_path: Path) -> str:
-    """With a second reward, of a second reward model and a verifier of the recipe."""
+    """Return the recipe with a second reward, of a second reward model and a verifier of the recipe."""
     file = tmp_path / "own.py"
     file.write_text("def verify(prompt, response, answer):\n    return True\n")
     text = text.replace("data:\n", 'data:\n  long: {source: "builtin:arithmetic_long/prompts"}\n', 1)

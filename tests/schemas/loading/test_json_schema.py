@@ -208,7 +208,7 @@ def paths(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | i
 
 @pytest.fixture(scope="module")
 def full() -> dict[str, Any]:
-    """A recipe with a stage of every kind and every field of it written out."""
+    """Return a recipe with a stage of every kind and every field of it written out."""
     recipe = read("quickstart")
     recipe["stages"] |= {
         "dpo": {"kind": "dpo", "init": "sft", "data": "preferences"},

@@ -45,7 +45,7 @@ def derived(seed: int, number: int) -> int:
 
 
 def plain_of(recipe: Recipe) -> dict[str, Any]:
-    """The whole recipe but for what names the members."""
+    """Return the whole recipe but for what names the members."""
     plain: dict[str, Any] = json.loads(recipe.model_dump_json())
     for stage in plain["stages"].values():
         stage.pop("member", None)

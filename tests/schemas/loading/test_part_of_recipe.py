@@ -15,7 +15,7 @@ def resolved(name: str) -> ResolvedRecipe:
 
 
 def below(recipe: ResolvedRecipe, stage: str) -> set[str]:
-    """A stage and all that it reads: worked out step by step, by recursion."""
+    """Return a stage and all that it reads, worked out step by step, by recursion."""
     return {stage}.union(*(below(recipe, step) for step in dependencies(recipe)[stage].values()))
 
 

@@ -30,7 +30,7 @@ def refused(text: str, *overrides: str) -> list[str]:
 
 
 def problems_of(source: str, *overrides: str) -> tuple[Problem, ...]:
-    """The problems of a text (or of a built-in recipe); none where it loads."""
+    """Return the problems of a text (or of a built-in recipe); none where it loads."""
     try:
         parse_recipe(source, overrides=overrides) if "{" in source else load_recipe(source, overrides)
     except RecipeError as error:
@@ -69,7 +69,7 @@ def test_the_quickstart_loads_by_name_and_by_path(source: str, monkeypatch: pyte
 
 
 def is_a_sweep(name: str) -> bool:
-    """Whether the file is of many runs: test_sweep.py loads those."""
+    """Return whether the file is of many runs: test_sweep.py loads those."""
     return "sweep" in yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
 
 

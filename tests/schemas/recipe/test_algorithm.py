@@ -104,7 +104,7 @@ TABLE: dict[str, Row] = {
 
 
 def switches_of(algorithm: Algorithm) -> dict[str, Any]:
-    """Every field, also those that a JSON without them leaves out."""
+    """Return every field, also those that a JSON without them leaves out."""
     return {name: getattr(algorithm, name) for name in Algorithm.model_fields}
 
 

@@ -106,7 +106,7 @@ def test_a_ratio_of_the_response_has_narrow_ranges_and_equal_responses() -> None
 
 
 def switches_of_methods() -> dict[str, dict[str, Any]]:
-    """Method → what the table of docs/algorithms.md writes for it: a preset in backticks, or none, and switches."""
+    """Return method → what the table of docs/algorithms.md writes for it: a preset in backticks, or none, and switches."""
     page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     table = page.partition("| method | preset, and switches |")[2].partition("\n\n")[0]
     methods = {}

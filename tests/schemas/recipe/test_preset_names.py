@@ -16,7 +16,7 @@ TABLES = frozenset({"PRESETS", "PresetName"})
 
 
 def preset_names(source: str) -> Iterator[str]:
-    """Every place in a module that writes a preset's name as a string, or reaches for the table of presets."""
+    """Yield every place in a module that contains a preset's name as a string, or uses the table of presets."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Constant(value=str(text)) if text in NAMES:

@@ -27,7 +27,7 @@ def of_advantages(ours: float, others: float | None) -> DiagnosedAdvantages:
 
 
 def first(**changes: Any) -> tuple[str, str]:
-    """Rule and text of the first advice."""
+    """Return rule and text of the first advice."""
     advice = advice_on_pretraining(critic(**changes))[0]
     return advice.rule, advice.text
 

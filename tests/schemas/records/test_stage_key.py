@@ -414,7 +414,7 @@ def test_small_differences_are_told_too(old: dict[str, Any], new: dict[str, Any]
 
 
 def _is_a_name(annotation: Any) -> bool:
-    """Whether a field's type is ``Name``, or ``Name`` or None."""
+    """Return whether a field's type is ``Name``, or ``Name`` or None."""
     if annotation == Name:
         return True
     return get_origin(annotation) in (Union, types.UnionType) and any(map(_is_a_name, get_args(annotation)))

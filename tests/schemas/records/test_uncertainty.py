@@ -20,12 +20,12 @@ from vantage.schemas.records.uncertainty import (
 
 
 def of_rows(share: float, n: int) -> Uncertainty:
-    """Of n prompts with one row each, right or wrong."""
+    """Return the uncertainty of a share of n prompts with one row each, right or wrong."""
     return Uncertainty(n=n, rows=n, standard_error=math.sqrt(share * (1 - share) / (n - 1)))
 
 
 def wilson_roots(share: float, n: float, t: float) -> list[float]:
-    """The two p at which |share − p| = t·√(p(1 − p)/n): Wilson's definition, solved as a quadratic by numpy."""
+    """Return the two p at which |share − p| = t·√(p(1 − p)/n): Wilson's definition, solved as a quadratic by numpy."""
     roots = np.roots([1 + t * t / n, -2 * share - t * t / n, share * share])
     return sorted(float(root.real) for root in roots)
 

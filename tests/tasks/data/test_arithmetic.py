@@ -65,7 +65,7 @@ def recount(prompt: str, response: str) -> tuple[set[str], bool]:
 
 
 def passing_steps(response: str) -> list[tuple[str, bool]]:
-    """Digits of the steps whose right count passes between 9 and 0, each with whether the habit is in it."""
+    """Return the digits of the steps whose right count passes between 9 and 0, each with whether the habit is in it."""
     found = []
     for change, digits in re.findall(r"[a-n]([+-]\d):(\d+)", response):
         if not 0 <= int(digits[0]) + int(change) <= 9:
@@ -271,7 +271,7 @@ def test_preferences_never_choose_the_habit_and_often_reject_it() -> None:
 
 
 def slip_chances(prompt: str, dial: Dial) -> list[float]:
-    """For each token of the right response and the EOS: how likely a demonstration slips there, if not before.
+    """Return for each token of the right response and the EOS how likely a demonstration slips there, if not before.
 
     A step that slips is left out in one case of three, except the first, and jumps at an evenly drawn digit otherwise.
     """

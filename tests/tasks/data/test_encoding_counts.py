@@ -34,7 +34,7 @@ SIDES = ("chosen", "rejected")
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
-    """One token a character; prompts begin with BOS and responses end in EOS. Only ASCII is known."""
+    """Return a codec with one token a character; prompts begin with BOS and responses end in EOS. Only ASCII is known."""
     folder = tmp_path_factory.mktemp("model")
     build_builtin("tiny", folder, seed=0)
     generation = Generation(max_prompt_tokens=8, max_response_tokens=4)

@@ -23,7 +23,7 @@ TOO_LONG = "x" * 40
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
-    """One token a character; prompts begin with BOS and responses end in EOS."""
+    """Return a codec with one token a character; prompts begin with BOS and responses end in EOS."""
     folder = tmp_path_factory.mktemp("model")
     build_builtin("tiny", folder, seed=0)
     generation = Generation(max_prompt_tokens=20, max_response_tokens=6)

@@ -102,7 +102,7 @@ REPOSITORIES = {
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub on loopback with ``REPOSITORIES``, and an empty cache."""
+    """Yield a hub on loopback with ``REPOSITORIES``, and an empty cache."""
     with fake_hub(REPOSITORIES, COMMIT) as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         monkeypatch.setattr(

@@ -26,7 +26,9 @@ ROWS = [{"prompt": f"What is {n}?", "response": f"It is {n}."} for n in range(60
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The hub's cache without network, with one repository as huggingface_hub lays it out; returns its `data` folder."""
+    """Return the hub's cache without network, with one repository as huggingface_hub lays it out; the result is its
+    `data` folder.
+    """
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     repository = tmp_path / "hub" / "datasets--org--name"

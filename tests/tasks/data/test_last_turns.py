@@ -157,7 +157,7 @@ def test_calls_that_cannot_be_read_are_a_fault_of_the_row(calls: Any, reason: st
 
 
 def check(rows: list[dict[str, Any]], content: str) -> dict[str, int]:
-    """Reason → rows, of the first three fields of the made rows."""
+    """Return reason → rows, of the first three fields of the made rows."""
     table = pa.Table.from_pylist(rows)
     checking = RowCheck(content)
     checking.check(table)

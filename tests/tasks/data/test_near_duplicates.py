@@ -24,7 +24,7 @@ LETTERS = {
 
 
 def texts_of(letters: str, number: int, *, seed: int) -> list[str]:
-    """Texts of which many are others with a few characters changed."""
+    """Return texts of which many are others with a few characters changed."""
     draw = random.Random(seed)
     texts: list[str] = []
     for _ in range(number):
@@ -126,7 +126,7 @@ def test_the_same_rows_in_every_process(tmp_path: Path) -> None:
 
 
 def questions(number: int) -> list[dict[str, Any]]:
-    """Of every question three that differ in a character or two."""
+    """Return for every question three that differ in a character or two."""
     texts = texts_of(LETTERS["chinese"], number, seed=8)
     draw = random.Random(3)
     whole = ["".join(draw.choices(LETTERS["chinese"], k=60)) for _ in texts]

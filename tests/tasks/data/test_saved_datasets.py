@@ -49,7 +49,7 @@ FEATURES = datasets.Features(
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A folder that the library wrote: two files, rows in another order, and a format."""
+    """Return a folder that the library wrote: two files, rows in another order, and a format."""
     folder = tmp_path / "saved"
     rows = datasets.Dataset.from_list(ROWS, features=FEATURES).select([*range(30, 60), *range(30)])
     rows.with_format("numpy", columns=["prompt"]).save_to_disk(str(folder), num_shards=2)

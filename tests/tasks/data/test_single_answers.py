@@ -25,7 +25,7 @@ SCORED = {"prompt": "prompt", "response": "response", "score": "helpfulness"}
 
 
 def graded(seed: int = 0, num: int = 400) -> list[Row]:
-    """Answers to 60 prompts in any order, some alike, some prompts with one answer or equal grades."""
+    """Return answers to 60 prompts in any order, some alike, some prompts with one answer or equal grades."""
     draw = random.Random(seed)
     return [
         {
@@ -39,7 +39,7 @@ def graded(seed: int = 0, num: int = 400) -> list[Row]:
 
 
 def groups(rows: list[Row], grade: str) -> dict[str, dict[tuple[str, float], None]]:
-    """Prompt → its different answers with their grades, in order."""
+    """Return prompt → its different answers with their grades, in order."""
     found: dict[str, dict[tuple[str, float], None]] = defaultdict(dict)
     for row in rows:
         found[row["prompt"]].setdefault((row["response"], float(row[grade])))

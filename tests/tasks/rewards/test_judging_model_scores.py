@@ -37,7 +37,7 @@ PROMPT = "{prompt}|{response}|{criterion}|{low}-{high}="
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose weights are sines, so that its probabilities differ much from question to question."""
+    """Return a Llama whose weights are sines, so that its probabilities differ much from question to question."""
     tokenizer, path = build_byte_tokenizer(), tmp_path_factory.mktemp("judge")
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,

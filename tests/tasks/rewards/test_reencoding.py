@@ -37,7 +37,7 @@ ENDED = [True, False, True, False]
 
 @pytest.fixture(scope="module")
 def other(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained reward model of another family."""
+    """Return a trained reward model of another family."""
     return train_other_reward(pipeline, tmp_path_factory.mktemp("family") / "base")
 
 
@@ -56,7 +56,7 @@ def scored(
     ended: Sequence[bool] = ENDED,
     conversations: Sequence[list[Message] | None] | None = None,
 ) -> torch.Tensor:
-    """Scores of texts. The ids are not theirs: nothing may read them."""
+    """Return scores of texts. The ids are not theirs: nothing may read them."""
     sequences = collate([[1]] * len(prompts), [[5, 6]] * len(prompts), pad_token_id=0)
     found = score(
         scorer,

@@ -675,7 +675,9 @@ def test_requests_are_under_way_at_once_and_no_more_than_allowed(
 
 @pytest.fixture
 def let_through(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times at which the limit of the rate let requests through, in seconds; a busy machine brings them to the server later."""
+    """Return the times at which the limit of the rate let requests through, in seconds; a busy machine brings them to
+    the server later.
+    """
     times: list[float] = []
 
     class Recorded(AsyncLimiter):

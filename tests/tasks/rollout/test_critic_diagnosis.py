@@ -33,7 +33,7 @@ Batch = tuple[Tensor, Tensor, Tensor, list[str]]
 
 
 def batch(seed: int = 0, *, responses: int = 4) -> Batch:
-    """Four prompts, each with some responses of 1 to 12 tokens; NaN behind their ends."""
+    """Return four prompts, each with some responses of 1 to 12 tokens; NaN behind their ends."""
     generator = torch.Generator().manual_seed(seed)
     rows = 4 * responses
     lengths = torch.randint(1, 13, (rows,), generator=generator)

@@ -114,7 +114,7 @@ class EngineOfItsOwn(LocalEngine):
     """Holds a copy of the weights, as an engine in another process does."""
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies of them, so that none is the trained tensor itself."""
+        """Keep copies of the weights, so that none is the trained tensor itself."""
         super().take_weights((name, weight.detach().clone()) for name, weight in weights)
 
 

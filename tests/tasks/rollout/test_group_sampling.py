@@ -22,7 +22,7 @@ PAD = 0
 
 
 def drawn(rounds: list[list[tuple[float, ...]]], *, missing_eos: float = 0.0) -> tuple[Draw, list[int]]:
-    """Draws of these groups' scores, and the numbers of the rounds asked for, as they come.
+    """Return draws of these groups' scores, and the numbers of the rounds asked for, as they come.
 
     Response s of group g in round r is called ``r.g.s``, has the single token 100·r + 10·g + s + 1, and its prompt
     is as many tokens long as its round's number says. Of each group, the last is cut off and loses ``missing_eos``.
@@ -67,7 +67,7 @@ def filled(rounds: list[list[tuple[float, ...]]], *, max_rounds: int = 10, **dra
 
 
 def responses(result: Filled) -> list[str]:
-    """Which responses were taken; everything else about them must have come along."""
+    """Return which responses were taken, and assert that all else about them came along."""
     sampled, scores = result.scored.sampled, result.scored.scores
     for row, name in enumerate(sampled.responses):
         number, group, sample = map(int, name.split("."))

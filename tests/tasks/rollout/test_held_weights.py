@@ -10,7 +10,7 @@ from vantage.tasks.rollout.held_weights import WeightsDiffer, check_held
 
 
 def numbers(seed: int, *, size: float) -> Tensor:
-    """(4, 15) numbers whose mean absolute value is about ``size``."""
+    """Return (4, 15) numbers whose mean absolute value is about ``size``."""
     drawn = torch.randn(4, 15, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return drawn * size / drawn.abs().mean()
 

@@ -197,7 +197,7 @@ def reading(tokens: int) -> PromptedJudge:
 
 
 def tokens_of(text: str) -> int:
-    """Tokens of a user's turn, by transformers alone."""
+    """Return the tokens of a user's turn, by transformers alone."""
     talk = [{"role": "user", "content": text}]
     ids = build_byte_tokenizer().apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
     return len(ids)

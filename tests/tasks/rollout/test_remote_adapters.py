@@ -39,7 +39,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def servers(pipeline: Any) -> Iterator[list[FakeServer]]:
-    """Two servers of one model that take adapters."""
+    """Yield two servers of one model that take adapters."""
     with serving(pipeline.folder("model"), replicas=2, lora=(8, TARGETS)) as started:
         yield started
 

@@ -43,7 +43,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def servers(pipeline: Any) -> Iterator[list[FakeServer]]:
-    """Two servers of one model."""
+    """Yield two servers of one model."""
     with serving(pipeline.folder("model"), replicas=2) as started:
         yield started
 

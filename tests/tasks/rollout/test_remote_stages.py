@@ -26,7 +26,7 @@ Contents = Callable[[Path], dict[str, bytes]]
 
 @pytest.fixture
 def servers(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServer]]:
-    """Two servers of one model."""
+    """Yield two servers of one model."""
     monkeypatch.setattr(remote_engine, "PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(remote_engine, "PATIENCE_SECONDS", 0.5)
     with serving(pipeline.folder("model"), replicas=2) as started:

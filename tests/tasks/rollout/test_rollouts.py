@@ -99,7 +99,7 @@ class Cost:
 
 
 def cost_from_now_on(models: RolloutModels, monkeypatch: pytest.MonkeyPatch) -> Cost:
-    """Counts what the two models compute."""
+    """Count what the two models compute from now on."""
     cost = Cost()
     assert models.reference is not None
     for name, model in (("policy", models.policy), ("reference", models.reference)):
@@ -115,7 +115,9 @@ def cost_from_now_on(models: RolloutModels, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def shared(pipeline: Any) -> ActorCritic:
-    """A policy with a value head on its trunk, beside an untrained reference; two sequences fit into a micro-batch."""
+    """Return a policy with a value head on its trunk, beside an untrained reference; two sequences fit into a
+    micro-batch.
+    """
     job = pipeline.job("policy", microbatch_size=2)
     algorithm = Algorithm.model_validate({"preset": "ppo", "shared_trunk": True})
     work = job.work.model_copy(update={"algorithm": algorithm, "critic": None})

@@ -67,7 +67,7 @@ def short(pipeline: Any, kind: str, **changes: Any) -> StageJob:
 def sampled(
     request: pytest.FixtureRequest, pipeline: Any
 ) -> tuple[Precision, Sampled, Callable[[float], torch.Tensor]]:
-    """Responses at T = 0.7 in a precision, and what the trainer says of them at any temperature."""
+    """Return responses at T = 0.7 in a precision, and the trainer's log-probabilities of them at any temperature."""
     precision: Precision = request.param
     job = job_at(pipeline, "policy")
     codec, policy = codec_of(job, "init"), load(job.inputs["init"])
@@ -144,7 +144,7 @@ def test_every_stage_that_trains_on_samples_measures_it_in_each_iteration(
 
 
 def at_another_temperature(*, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The passes that gradients are taken of (or, of a rollout, those without) look at the samples with T = 1."""
+    """Let the passes that gradients are taken of (or, of a rollout, those without) read the samples with T = 1."""
     right = PolicyModel.forward
 
     def wrong(*args: Any, temperature: float, **kwargs: Any) -> Any:

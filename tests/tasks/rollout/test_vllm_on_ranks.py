@@ -68,7 +68,9 @@ def table(samples: Samples, name: str) -> dict[str, Tensor]:
 
 
 def sampled(folder: Path) -> dict[str, Any]:
-    """An odd number of responses, fewer responses than ranks, an update, and another policy, for which the first vLLM ends."""
+    """Return an odd number of responses, fewer responses than ranks, an update, and another policy, for which the first
+    vLLM ends.
+    """
     sys.modules |= fake_vllm.modules()
     policy, engine = engine_of(folder / "model")
     found = table(engine.generate(PROMPTS, count=3, seed=5), "first")

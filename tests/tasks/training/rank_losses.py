@@ -97,7 +97,9 @@ def likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
 
 
 def packed_likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    """Rows of the ranks: two with one of 8, two with one of 8 tokens, and three of 11, 8 and 7; one or two passes."""
+    """Compute packed rows of the ranks: two with one of 8, two with one of 8 tokens, and three of 11, 8 and 7; one or
+    two passes.
+    """
     policy = PolicyModel(load_policy(folder))
     minibatch = SEQUENCES.select(rows)
     found = accumulate_nll(
@@ -107,7 +109,7 @@ def packed_likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics
 
 
 def pairs() -> Completions:
-    """Seven pairs: each response against the one before it."""
+    """Compute seven pairs: each response against the one before it."""
     responses = {"chosen": IDS, "rejected": [IDS[row - 1] for row in range(7)]}
     return Completions(PROMPTS, responses, pad_token_id=0, num_too_long=0)
 
@@ -127,7 +129,7 @@ def bradley_terry(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
 
 
 def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    """Of the seven prompts one has only ties."""
+    """Compute rankings of seven prompts, of which one has only ties."""
     responses = [[IDS[row], IDS[row - 1], IDS[row - 2]] for row in range(7)]
     places = [[0, 0, 0] if row == 1 else [0, 1, 1] if row % 2 else [2, 0, 1] for row in range(7)]
     rankings = Rankings(PROMPTS, responses, places, pad_token_id=0, num_too_long=0)
@@ -169,7 +171,9 @@ class Preferences:
 
 
 def labelled(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    """Every third response is desirable. The reference point is of all ranks' rows, of which two have one prompt."""
+    """Compute labelled responses: every third is desirable. The reference point is of all ranks' rows, of which two
+    have one prompt.
+    """
     work = ResolvedKahnemanTverskyOptimization(
         kind="kto",
         init="model",
@@ -287,7 +291,7 @@ def reference_of(folder: Path) -> PolicyModel:
 
 
 def rollout_of(folder: Path, rows: list[int], algorithm: Algorithm) -> Rollout:
-    """These rows, sampled by a policy that is off the one that learns; three of the seven were cut off."""
+    """Return these rows as a rollout of a policy that is off the one that learns; three of the seven were cut off."""
     sequences = SEQUENCES.select(rows)
     shape = sequences.response_mask.shape
     noise = (0.2 * NOISE[rows, : shape[1]]).masked_fill(~sequences.response_mask, 0.0)

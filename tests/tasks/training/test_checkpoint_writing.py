@@ -35,7 +35,7 @@ SECONDS = 30.0
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads of OpenMP do not survive a fork."""
+    """Use one thread: those of OpenMP do not survive a fork."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -44,7 +44,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """The result of a stage that nothing interrupted, whose checkpoints were written between two steps."""
+    """Return the result of a stage that nothing interrupted, whose checkpoints were written between two steps."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checkpoint_writing, "SHARE_OF_MEMORY", 0.0)
         return train(sft_job(tmp_path_factory.mktemp("whole"), checkpoint_every=2))
@@ -58,7 +58,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def bytes_written(
     folder: Path, *, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[bytes, bytes]], set[str]]:
-    """Both files of all checkpoints of a stage, in order, and the names of the threads that wrote them."""
+    """Return both files of all checkpoints of a stage, in order, and the names of the threads that wrote them."""
     written, threads = [], set()
     commit = checkpoint_folders.commit
 

@@ -146,7 +146,7 @@ def load_latest(folder: Path, required: set[str] = PARTS) -> Loaded:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal to the last bit, whatever it is nested in."""
+    """Assert equality to the last bit, in whatever values are nested."""
     assert type(one) is type(other)
     if isinstance(one, Tensor):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)

@@ -19,7 +19,7 @@ class Host:
     """A ``/proc`` and the folders that its ``mountinfo`` names."""
 
     def __init__(self, folder: Path, *, groups: str, mounts: dict[str, str]) -> None:
-        """``mounts``: folder below ``sys`` → ``ROOT TYPE OPTIONS``."""
+        """Write the files of a machine. ``mounts``: folder below ``sys`` → ``ROOT TYPE OPTIONS``."""
         self.proc, self.sys = folder / "proc", folder / "sys fs"
         lines = ["22 1 0:20 / /proc rw,nosuid - proc proc rw"]
         for number, (name, described) in enumerate(mounts.items(), 30):

@@ -58,7 +58,7 @@ COLLAPSES: dict[str, tuple[dict[str, float], str]] = {
 
 
 def curves(changed: dict[str, float], *, seed: int) -> list[Entry]:
-    """Curves with noise of a tenth, which have other values from the onset on; a share is 1 at most."""
+    """Return curves with noise of a tenth, which have other values from the onset on; a share is 1 at most."""
     chance = random.Random(seed)
     most = {name: 1.0 for name in HEALTHY if name.endswith("_share")}
     return [

@@ -54,7 +54,7 @@ def trained(states: OptimizerStates, steps: int) -> tuple[nn.Sequential, torch.o
 
 
 def by_hand(steps: int) -> dict[str, Tensor]:
-    """AdamW in float64 (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2)."""
+    """Compute AdamW in float64 (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2)."""
     module = network().double()
     moments = {
         name: (torch.zeros_like(each), torch.zeros_like(each)) for name, each in module.named_parameters()

@@ -57,7 +57,7 @@ def weights_of(network: nn.Module) -> Tensor:
 
 
 def two_ways(folder: Path) -> dict[str, Any]:
-    """Results of this rank with both ways to add up gradients."""
+    """Return the results of this rank with both ways to add up gradients."""
     vars(gradients)["BUCKET_ELEMENTS"] = WIDTH * WIDTH  # a layer and its vector
     found: dict[str, Any] = {}
     for name, overlaps in (("overlapping", True), ("plain", False)):
@@ -72,7 +72,9 @@ def two_ways(folder: Path) -> dict[str, Any]:
 
 
 def order_of_events(folder: Path) -> dict[str, Any]:
-    """Numbers of buckets that are sent while the gradient of the first layer, the last one to be computed, is missing."""
+    """Return the numbers of buckets that are sent while the gradient of the first layer, the last one to be computed,
+    is missing.
+    """
     vars(gradients)["BUCKET_ELEMENTS"] = WIDTH * WIDTH
     network = Network()
     seen: list[int] = []

@@ -30,7 +30,9 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(params=["in place", "copied"])
 def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What was copied to the host: nothing on a CPU, and weights and gradients if these have a memory of their own."""
+    """Return what was copied to the host: nothing on a CPU, and weights and gradients if these have a memory of their
+    own.
+    """
     found: list[Tensor] = []
 
     def in_host(tensor: Tensor) -> Tensor:

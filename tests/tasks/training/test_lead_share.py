@@ -23,7 +23,7 @@ TEACHER = torch.tensor([0.9, 0.8, 0.9, 0.7, 0.9, 1.0, 0.8, 0.6, 0.7, 0.9], dtype
 
 
 def moments(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, float, np.ndarray]:
-    """Both means, and the covariance matrix of the two means over prompts, by a plain loop."""
+    """Return both means, and the covariance matrix of the two means over prompts, by a plain loop."""
     rows, prompts = len(numerators), PROMPTS.numpy()
     means = np.array([numerators.mean(), denominators.mean()])
     covariance, n = np.zeros((2, 2)), len(set(prompts))

@@ -27,7 +27,7 @@ class Tied(nn.Module):
 
 @pytest.fixture
 def visits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What came to the device: copies, as if it had a memory of its own."""
+    """Return what came to the device: copies, as if it had a memory of its own."""
     found: list[Tensor] = []
 
     def on(device: torch.device, weight: Tensor) -> Tensor:

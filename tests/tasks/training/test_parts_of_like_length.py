@@ -176,7 +176,7 @@ LIMITS = some.builds(
 
 
 def positions_of(part: Pass, batch: Sequences) -> int:
-    """As a model computes them."""
+    """Return the positions as a model computes them."""
     layout = part.select(batch).layout
     if not isinstance(layout, Parts):
         return len(part.rows) * int(batch.total_lengths[part.rows].max())

@@ -13,7 +13,7 @@ from vantage.tasks.training.passes import Pass, packed_passes, passes
 
 
 def cost_of(lengths: list[int], ends: tuple[int, ...], overhead: int) -> int:
-    """Of passes over rows, the longest first, that end there: written out from its definition."""
+    """Return the cost of passes over rows, the longest first, that end there: written out from its definition."""
     starts = (0, *ends[:-1])
     return sum(
         overhead + (end - start) * max(lengths[start:end]) for start, end in zip(starts, ends, strict=True)

@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def three_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which three gloo processes on this machine wrote what they found."""
+    """Return the folder into which three gloo processes on this machine wrote what they found."""
     output = tmp_path_factory.mktemp("three")
     arguments = (str(model), str(RANKS), str(output))
     ended = WITH_TORCH.run_main(

@@ -49,7 +49,7 @@ def critic_of(folder: Path, precision: Precision) -> ScalarModel:
 
 
 def step_of(folder: Path, precision: Precision) -> dict[str, Any]:
-    """Loss, gradient, and the weights after one step of a policy."""
+    """Return loss, gradient, and the weights after one step of a policy."""
     policy = policy_of(folder, precision)
     optimizer = make_optimizer(policy, weight_decay=0.0)
     with Collectives() as counted:
@@ -72,12 +72,12 @@ def step_of(folder: Path, precision: Precision) -> dict[str, Any]:
 
 @torch.no_grad()
 def measured(policy: PolicyModel) -> Tensor:
-    """Log-probabilities of a pass that nothing puts under autocast, as stages measure."""
+    """Return log-probabilities of a pass that nothing puts under autocast, as stages measure."""
     return policy.logprobs(SEQUENCES, temperature=1.0).logprobs
 
 
 def values_of(folder: Path, precision: Precision) -> dict[str, Any]:
-    """Values of a critic, and the gradient of their squares."""
+    """Return the values of a critic, and the gradient of their squares."""
     critic = critic_of(folder, precision)
     with autocast(precision, CPU):
         found = values(critic, SEQUENCES)
@@ -141,7 +141,7 @@ def frozen(folder: Path) -> dict[str, Any]:
 
 
 def two_ranks(folder: Path) -> dict[str, Any]:
-    """Results of this rank."""
+    """Return the results of this rank."""
     found: dict[str, Any] = {"frozen": frozen(folder)}
     for precision in PRECISIONS:
         found[precision] = {

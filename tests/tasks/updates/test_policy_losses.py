@@ -93,7 +93,7 @@ class Rolled:
         return self.job.work.model_copy(update=update)  # type: ignore[return-value]
 
     def networks(self, work: PolicyOptimization) -> ActorCritic:
-        """Fresh networks of this configuration, beside the reference of the rollout."""
+        """Return fresh networks of this configuration, beside the reference of the rollout."""
         return load_actor_critic(self.job.model_copy(update={"work": work}), CPU)
 
     def minibatch(self, networks: ActorCritic, work: PolicyOptimization) -> Minibatch:
@@ -116,7 +116,7 @@ class Rolled:
     def update(
         self, switches: dict[str, Any], *, microbatch_size: int | None = None, with_ptx: bool = True
     ) -> tuple[ActorCritic, dict[str, float]]:
-        """Fresh networks with the gradient of the whole minibatch, and its metrics."""
+        """Return fresh networks with the gradient of the whole minibatch, and its metrics."""
         work = self.work(switches, microbatch_size=microbatch_size)
         networks = self.networks(work)
         ptx = self.ptx if work.algorithm.ptx_coef and with_ptx else None
@@ -132,7 +132,7 @@ class Rolled:
 
 @pytest.fixture(scope="module")
 def rolled(pipeline: Any) -> Rolled:
-    """Responses that were sampled by another policy than the one that learns, against an untrained reference.
+    """Return responses that were sampled by another policy than the one that learns, against an untrained reference.
 
     So ratios are off 1, clips bind and KLs are not 0. Some are cut off and some are not.
     """

@@ -42,7 +42,7 @@ class Trained:
         self.network(torch.tensor([[1.0, -2.0, 0.5]])).sum().backward()
 
     def step(self, share: float) -> dict[str, float]:
-        """As the stage does it: the gradient is clipped in place and then cleared."""
+        """Take a step as the stage does it: the gradient is clipped in place and then cleared."""
         self.shares.append(share)
         norm = take_step(self.optimizer, self.network, learning_rate=share * LEARNING_RATE, max_grad_norm=0.5)
         return {"grad_norm": norm, "learning_rate": share * LEARNING_RATE}
@@ -74,7 +74,7 @@ class Trained:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Bitwise, all the way down."""
+    """Return whether both are bitwise the same, all the way down."""
     if isinstance(expected, torch.Tensor):
         return torch.equal(found, expected)
     if isinstance(expected, dict):

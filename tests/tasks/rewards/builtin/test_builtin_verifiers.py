@@ -507,7 +507,7 @@ def test_the_program_of_a_response() -> None:
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifierProcess]:
-    """A schema whose expression takes exponential time."""
+    """Yield the process of a schema whose expression takes exponential time."""
     monkeypatch.setattr(verifier_process, "CALL_SECONDS", 2.0)
     verifier = JsonSchemaVerifier(source="builtin:json_schema", matches={"pattern": "^(a+)+$"})
     process = builtin_process(verifier, name="mine")
