@@ -62,7 +62,8 @@ class EnergyMeter:
 
     def _gpu_joules(self) -> float | None:
         before, after = self._gpus_before, self._of_gpus()
-        if before is None or after is None or after < before:  # the driver was loaded anew
+        # a counter that fell: the driver was loaded again
+        if before is None or after is None or after < before:
             return None
         return after - before
 
@@ -93,7 +94,7 @@ class _Package:
         if self._last is None:
             return
         now = _microjoules(self._zone / "energy_uj")
-        if now is not None and now < self._last:  # the counter has begun anew
+        if now is not None and now < self._last:  # the counter has wrapped around
             whole = _microjoules(self._zone / "max_energy_range_uj")
             self._used += 0 if whole is None else whole
             now = now if whole is not None else None

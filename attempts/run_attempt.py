@@ -234,7 +234,7 @@ class _Attempt:
         restore_answers(self.storage, self.request, scratch)
         keep_environment(self.storage, environment())
         if getattr(self.request.work, "microbatch_tokens", None) is not None:
-            forget_found(scratch)  # the recipe has the word
+            forget_found(scratch)  # the recipe's value replaces the limits that were found
         begun = AttemptBegun(attempt=number, provenance=self._provenance(scratch), scratch=scratch)
         if isinstance(self.request.work, Stage):
             begin_segment(scratch, attempt=number, ranks=num_ranks(self.request.work, self.request.share))
@@ -246,7 +246,8 @@ class _Attempt:
     def measured(self) -> Iterator[Callable[[], None]]:
         """Measure what a computation uses, however it ends; the yielded function is called while it runs."""
         request = self.request
-        is_here = num_nodes(request.work) == 1  # else others compute, whose counters are theirs
+        # of several nodes, the others have counters of their own
+        is_here = num_nodes(request.work) == 1
         gpus = request.share.gpus if request.share else available_gpus()
         energy, usage = (EnergyMeter(gpus), UsageMeter(gpus)) if is_here else (None, None)
         self.facts = read_facts() if is_here else {}
@@ -333,7 +334,7 @@ class _Attempt:
             inputs={
                 role: self.storage.folder(artifact)
                 for role, artifact in request.inputs.items()
-                if role != PREVIOUS  # all that a longer stage reads of it is its state
+                if role != PREVIOUS  # a longer stage reads only the training state of its previous part
             },
             digests={role: artifact.digest for role, artifact in request.inputs.items()},
             max_dropped=request.max_dropped,
@@ -401,7 +402,7 @@ class _Attempt:
 
     def _log_traceback(self, error: Exception) -> None:
         log = self.request.log
-        with suppress(OSError):  # a disk that is full holds up nothing here
+        with suppress(OSError):  # a full disk must not stop this
             make_folder(log.parent)
             with log.open("a") as file:
                 file.write(without_secrets("".join(traceback.format_exception(error))))

@@ -92,7 +92,7 @@ def _cpu_seconds() -> tuple[float, float]:
     """Return the seconds of all processors since the machine's start: those busy, and all together."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    # guests' time is in that of their users already
+    # the time of guests is already part of user time
     whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return whole - idle, whole
 

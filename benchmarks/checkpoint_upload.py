@@ -91,7 +91,7 @@ def run_stage(scratch: Path, products: int, checkpoints: int, megabytes: float, 
 
     torch.set_num_threads(1)
     weights = torch.randn(int(megabytes * 1e6 / 4))
-    work(products // 50)  # warm
+    work(products // 50)  # warm up
     began = time.perf_counter()
     for step in range(1, checkpoints + 1):
         work(products // checkpoints)

@@ -82,7 +82,7 @@ class Task:
     def plain_model(self) -> Iterator[Any]:
         """Yield a copy of the model that is held in the precision of the computation."""
         held = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
-        model: Any = LlamaForCausalLM(self.policy.causal_lm.config)  # its types name no ``generate``
+        model: Any = LlamaForCausalLM(self.policy.causal_lm.config)  # its type annotations lack ``generate``
         model.to(device=self.policy.device, dtype=held).eval()
         model.load_state_dict(self.policy.causal_lm.state_dict())
         yield model

@@ -53,7 +53,7 @@ def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
         trained.append(load_critic(files, seed=1, training=training))
         frozen += [
             load_stored_policy(files, training="nothing"),
-            load_critic(files, seed=2, training="nothing"),  # of a reward model's size
+            load_critic(files, seed=2, training="nothing"),  # it has the size of a reward model
         ]
     batch = collate([[1] * (TOKENS // 2)] * ROWS, [[5] * (TOKENS // 2)] * ROWS, pad_token_id=0)
     optimizers = [make_optimizer(each, weight_decay=0.0) for each in trained]
@@ -134,7 +134,7 @@ def main() -> None:
                 capture_output=True,
                 text=True,
                 check=True,
-                # else the C library keeps what was freed between pieces that live on
+                # otherwise the C library keeps freed memory that lies between blocks in use
                 env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**16)},
             )
             found = json.loads(done.stdout.splitlines()[-1])

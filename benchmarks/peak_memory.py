@@ -8,7 +8,7 @@ class PeakMemory:
 
     def __init__(self) -> None:
         """Begin to measure: what the process holds now does not count."""
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the recorded peak
         self._before = _status("VmRSS")
 
     @property

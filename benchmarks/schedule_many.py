@@ -86,7 +86,7 @@ def main() -> None:
         os.environ[name] = value
     os.environ |= {
         "PREFECT_WORKER_QUERY_SECONDS": "2",
-        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # one would end Prefect's worker
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # a single error 500 would end Prefect's worker
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     }
     try:
@@ -299,7 +299,7 @@ def watch(
             last, commits = now, now_commits
             if len(samples) % 12 == 0:
                 print(samples[-1], flush=True)
-    return samples[1:]  # the first counts what was before
+    return samples[1:]  # the first sample also counts what happened before
 
 
 def database_mib(url: str) -> float:

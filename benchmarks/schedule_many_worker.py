@@ -206,7 +206,7 @@ def main() -> None:
     logger.propagate = False
 
     def end(number: int, frame: object) -> None:
-        EventsWorker.drain_all(timeout=60.0)  # states of task runs
+        EventsWorker.drain_all(timeout=60.0)  # send the states of task runs
         requests.write_text(str(counted.number))
         os._exit(0)
 

@@ -36,7 +36,7 @@ def main() -> None:
     place = Workspace(given.workspace.absolute())
     print("| arm | CPU seconds |\n|---|---|")
     for cell in swept.cells():
-        (place.root / MEASURED).unlink(missing_ok=True)  # of other arms
+        (place.root / MEASURED).unlink(missing_ok=True)  # remove the measurement of other arms
         measured = measure_stages(cell.recipe, place, source="benchmark", last=given.stage)
         found = measured.get(given.stage)
         shown = f"{found['seconds']:.1f}" if found else "in the store already"

@@ -49,4 +49,4 @@ def diff(
 
             show_difference(open_console(), found)
         if not found.is_same:
-            raise typer.Exit(ExitCode.AUDIT_FAILED)  # 1, as of `diff`
+            raise typer.Exit(ExitCode.AUDIT_FAILED)  # 1, as `diff` itself returns

@@ -92,7 +92,7 @@ def _message(error: Exception, code: int) -> str:
         else:
             named = str(error).rpartition("from ")[2].strip("'")
         return f"{_shown_path(named)} cannot be a file's path ({what}); name another"
-    if isinstance(error, OSError) and str(error).startswith("[Errno"):  # nobody has put it into words
+    if isinstance(error, OSError) and str(error).startswith("[Errno"):  # the message is still Python's own
         return _file_message(error)
     if code != ExitCode.INTERNAL:
         return str(error)
@@ -156,7 +156,7 @@ def _is_no_path(error: Exception) -> bool:
     """Return whether the named path can belong to no file: it is too long, or its links form a ring."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENAMETOOLONG, errno.ELOOP)
-    return type(error) is RuntimeError and str(error).startswith("Symlink loop")  # pathlib's
+    return type(error) is RuntimeError and str(error).startswith("Symlink loop")  # raised by pathlib
 
 
 def _shown_path(path: str) -> str:

@@ -29,7 +29,8 @@ def lengths_for(model: str, measured: Sequence[Sequence[Mapping[str, Any]]]) -> 
 def _room(texts: list[str], bytes_per_token: int) -> int:
     """Return tokens of the 99th percentile, up to the next 32; of 32 to 1,024, with room for a chat template."""
     lengths = sorted(len(text.encode()) for text in texts)
-    longest = lengths[ceil(0.99 * (len(lengths) - 1))] // bytes_per_token + 16  # of few texts the longest
+    # with few texts this is the longest
+    longest = lengths[ceil(0.99 * (len(lengths) - 1))] // bytes_per_token + 16
     return min(1024, max(32, -(-longest // 32) * 32))
 
 

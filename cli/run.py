@@ -44,7 +44,8 @@ def run(
         place = workspace_at(workspace)
         resolved, chosen = load_resolved(recipe, overrides or [], part=part, workspace=place)
         if part is not None and part.extent == "only":
-            plan_recipe(recipe, overrides or [], place, part=part)  # refuses it before there is a run
+            # this refuses a bad part before a run exists
+            plan_recipe(recipe, overrides or [], place, part=part)
         check_signing(resolved, place)
         check_configured()
         if detach:

@@ -10,7 +10,7 @@ from vantage.cli.app import Verbose
 from vantage.cli.output import explained
 
 OF_WORKERS = {
-    "PREFECT_WORKER_QUERY_SECONDS": "2",  # Prefect's own 10 would be waited for at each stage
+    "PREFECT_WORKER_QUERY_SECONDS": "2",  # Prefect's default of 10 s would delay each stage
     "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # one such answer would end the worker
 }
 """Environment of a worker; the user's own values have priority."""
@@ -53,7 +53,7 @@ def worker(
 
         for variable, value in {**SETTINGS, **({} if verbose else QUIET), **OF_WORKERS}.items():
             os.environ.setdefault(variable, value)
-        check_proxies(elsewhere=True)  # the storage of what it computes
+        check_proxies(elsewhere=True)  # the worker also reaches the storage of its stages
         if configured_url() is None:
             raise ValueError(
                 "a worker needs the server of its pool; set PREFECT_API_URL (`make servers` starts one)"

@@ -220,7 +220,7 @@ def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: b
         return copies + widest * (BFLOAT16 if workload.is_bfloat16 else FLOAT32)
     whole = max(network.shape.layer_weights * LAYERS_GATHERED, network.shape.head_matrix)
     width = width_of(network, is_bfloat16=workload.is_bfloat16)
-    # of one layer: the gradient as it is computed, and where that is narrow, as it is sent
+    # the gradient of one layer as it is computed, and in float32 as it is sent if it is computed in fewer bits
     gradient = whole / LAYERS_GATHERED * (width + (FLOAT32 if width < FLOAT32 else 0)) if trains else 0.0
     return whole * width + gradient
 

@@ -189,7 +189,7 @@ def estimate_recipe(
     counter, counted_by = token_counter(config.folder, is_character_model=is_builtin)
     resolved = ResolvedRecipe.of(
         with_learning_rates(recipe, width=shape.hidden_size)
-    )  # no rate is in an estimate
+    )  # an estimate does not depend on the learning rates
 
     @cache
     def counted(name: str) -> DataCount:

@@ -321,7 +321,7 @@ def policy(subject: Subject) -> Workload:
         trains = algorithm.trains_critic
         networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=trains))
     copies = work.rollout.ahead and not work.rollout.is_served
-    if copies and lora_of(work) is None:  # of adapters it copies nothing but them
+    if copies and lora_of(work) is None:  # with adapters only these are copied
         networks.append(Network(role="copy", shape=subject.shape))
     return whole_workload(
         subject,
@@ -420,7 +420,7 @@ def evaluation(subject: Subject) -> Workload:
     passes = [*rollouts.rewards(2, sampled), *rollouts.rewards(2, tests)]
     networks = [replace(language_model(subject, role), is_held_in_turn=True) for role in COMPARED]
     for role in COMPARED:
-        passes.append(forward(role, 1, rollouts.scored(sampled, logits=1.0)))  # for the KL
+        passes.append(forward(role, 1, rollouts.scored(sampled, logits=1.0)))  # this pass is for the KL
         if work.demonstrations is not None:
             data = subject.data_of(work.demonstrations)
             micro = rows_at_once(work.pass_limits, data.whole.longest, DEMONSTRATIONS_AT_ONCE)
@@ -428,10 +428,11 @@ def evaluation(subject: Subject) -> Workload:
             passes.append(forward(role, 1, rows))
     judges = judges_of(work)
     for role, judge in judges.items():
-        if judge.kind == "model":  # loaded when both others are gone
+        if judge.kind == "model":  # it is loaded after both others were freed
             networks.append(replace(language_model(subject, role), is_held_in_turn=True))
             passes.append(forward(role, 1, rollouts.asked(sampled, judge.template)))
-    if work.critic is not None:  # of each model the responses that are shown by token
+    # the critic reads those responses of each model that the report shows token by token
+    if work.critic is not None:
         networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_held_in_turn=True))
         passes.append(forward("critic", 2, rollouts.scored(min(SHOWN_BY_TOKEN, tests), logits=0.0)))
     samplings = [rollouts.sampling(role, 1, sampled) for role in COMPARED]

@@ -90,7 +90,7 @@ class Responses:
         """Return the sampling of ``count`` responses, so many times."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         longest = prompt.longest + response.longest
-        if self.rollout.engine == "vllm":  # which pads nothing, and knows no micro-batches
+        if self.rollout.engine == "vllm":  # vLLM pads nothing, and has no micro-batches
             at_once = min(count, self.rollout.max_rows or MOST_ROWS)
             steps = response.longest_of(count)
             return Sampling(
@@ -243,7 +243,8 @@ def selection(
             forward(role, measured, watched.judged(judge, count))
             for role, judge in judging_models(watched.subject, (watching,))
         ]
-    if work.watch.judge.kind == "model":  # the first measurement compares equal responses, and asks nothing
+    # a model is asked from the second measurement on: the first one compares equal responses
+    if work.watch.judge.kind == "model":
         asked = watched.asked(count, work.watch.judge.template)
         passes.append(forward(WATCH, measured - 1, asked))
     return samplings, passes

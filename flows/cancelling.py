@@ -20,7 +20,8 @@ def cancel_run(workspace: Workspace, record: RunRecord) -> list[str]:
         if messages.read("stop") is None:
             messages.write("stop", b"")
             asked.append(f"{step}, whose run has no process any more, is asked to save its state and stop")
-        if messages.read("beat") is None:  # it waits for a worker; one that takes it now finds the stop
+        # without a heartbeat, the attempt still waits for a worker; a worker that takes it now finds the stop
+        if messages.read("beat") is None:
             messages.create("outcome.json", AttemptOutcome(status="stopped").model_dump_json().encode())
     return asked
 

@@ -190,7 +190,7 @@ def _order(
             require_pools(orchestrator.recipe)
             orchestrator.run.update(
                 lacks_flow_run=False
-            )  # an earlier process may have reused all that there was
+            )  # an earlier process of the run may have reused all artifacts
             asyncio.run(show_earlier_runs(orchestrator.run.workspace))
             record = orchestrator.run.record
             asyncio.run(order(orchestrator, recipe=record.source, overrides=record.overrides, strict=strict))
@@ -257,7 +257,7 @@ def started(workspace: Path, *, verbose: bool) -> Iterator[servers.PrefectServer
     try:
         yield server
     finally:
-        server.stop()  # again, where `ordering` has: the block may fail before
+        server.stop()  # `ordering` may not have stopped it: the block may fail before
 
 
 @contextmanager
@@ -268,7 +268,7 @@ def ordering(server: servers.PrefectServer) -> Iterator[str]:
         vantage.flows.prefect_server.server.ServerUnavailable: none answers, or the one that did has stopped.
     """
     try:
-        import_module("vantage.flows.pipeline")  # takes a second
+        import_module("vantage.flows.pipeline")  # importing it takes a second
         url = server.wait_ready()
         try:
             yield url

@@ -140,7 +140,7 @@ class _Collector:
         """Remove refs, then the objects that no ref points to any longer, then everything else."""
         removals, busy = self._pass(quarantine_seconds)
         if busy and self._garbage.patience_seconds and not self._dry_run:
-            time.sleep(self._garbage.patience_seconds)  # what belongs to dead holders is free by now
+            time.sleep(self._garbage.patience_seconds)  # leases of dead holders have ended by now
             more, busy = self._pass(quarantine_seconds)
             removals += more
         self.in_use = busy
@@ -222,7 +222,7 @@ def _outdated(
     if (keep_last is None and older_than is None) or not records:
         return
     of_recipe: dict[str, list[RunRecord]] = defaultdict(list)
-    for record in records:  # the newest first
+    for record in records:  # the newest record comes first
         if record.status != REMOVED:
             of_recipe[record.recipe.recipe].append(record)
     ages = workspace.records.ages()

@@ -87,7 +87,8 @@ class Messenger:
                 try:
                     if problem := _send(message, variable, os.environ):
                         self._say(f"{variable}: {problem}")
-                except Exception as error:  # of a library, about an address: its text may hold the secret
+                except Exception as error:
+                    # an error of a library about an address: its text may contain the secret
                     self._say(f"{variable}: {type(error).__name__}")
 
     def _say(self, problem: str) -> None:
@@ -104,7 +105,7 @@ def _send(message: Message, variable: str, environment: Mapping[str, str]) -> st
     if not addresses:
         return "the variable is not set, so no message was sent"
     log = logging.getLogger("apprise")
-    log.propagate = False  # it writes addresses
+    log.propagate = False  # its messages contain addresses
     if not log.handlers:
         log.addHandler(logging.NullHandler())
     import apprise

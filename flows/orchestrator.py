@@ -332,7 +332,7 @@ class Orchestrator:
             reads_folders = pool is None or isinstance(self.store, Store)
             for _ in range(2):
                 if reads_folders:
-                    self._mend_inputs(request)  # before anything parses them
+                    self._mend_inputs(request)  # inputs are compared before anything parses them
                 if pool is None:
                     outcome = run_attempt(
                         request,
@@ -348,7 +348,7 @@ class Orchestrator:
             if outcome.artifact is not None:
                 self.artifacts[step] = outcome.artifact
                 return self._recording.succeeded(request, outcome, outcome.artifact)
-        except _InputLost as lost:  # the next attempt asks for what there is by then
+        except _InputLost as lost:  # the next attempt takes the inputs that exist by then
             remedy = "run the same command again"
             failure = Failure(exit_code=ExitCode.RESUME, cause="killed", message=str(lost), remedy=remedy)
             outcome = AttemptOutcome(status="failed", failure=failure, seconds=time.monotonic() - began)

@@ -125,7 +125,8 @@ async def pipeline(
                     orchestrator = await asyncio.to_thread(
                         open_run, held, recipe, changes, workspace, run_id, strict=strict
                     )
-                except ValueError as error:  # the recipe, the run or the machine; the message has the remedy
+                except ValueError as error:
+                    # the recipe, the run or the machine is at fault; the message has the remedy
                     return state_of("failed", without_secrets(str(error)))
                 run_id = orchestrator.run.record.run_id
                 await _name_flow_run(flow_run_id, orchestrator)
@@ -200,7 +201,7 @@ async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
     server = server_name(orchestrator.run.workspace.root)
     orchestrator.run.close_flow_runs(
         [flow_run_id]
-    )  # of an earlier process of this flow run, which was suspended
+    )  # left by an earlier process of this flow run, which was suspended
     await close_open_flow_runs(orchestrator.run, server=server)
     orchestrator.run.add_flow_run(flow_run_id, server=server)
     orchestrator.watcher.say(f"{PAGE_AT}{page_of(flow_run_id)}", "dim")
@@ -216,7 +217,7 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     status, message = seen_by_prefect(orchestrator, run.outcome()), run_message(run.record)
     if (
         status == "resumable" and orchestrator.stop.leaves_pools
-    ):  # the automation of its deployment answers this
+    ):  # the automation of its deployment starts it again
         status, message = "crashed", f"its worker was asked to end\n{message}"
     run.end_flow_run(flow_run_id, status, message, orchestrator.task_runs.ends())
     if not orchestrator.stop.is_set():  # after a stop its attempts may go on, and time is short

@@ -163,7 +163,7 @@ class Recording:
             workspace, record = self.run.workspace, self.run.record
             sign_step(workspace, record, step, key)
             sign_decisions(workspace, record, list(loosened_decisions(record, step)), key)
-        except Exception as error:  # a lost key, a full disk: the stage is worth more than its signature
+        except Exception as error:  # a lost key or a full disk must not cost the stage
             reason = safe_text(str(error) or type(error).__name__)
             self.run.set_unsigned(step, reason)
             remedy = own_command(

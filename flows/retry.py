@@ -87,7 +87,7 @@ class Retries:
         if was_retried or pass_rows == 1 or not isinstance(work, Stage):
             remedy = remedy_for_memory(step, work, rows=pass_rows, tokens=pass_tokens)
             return Retry("failed", remedy, microbatch_tokens)
-        if pass_tokens is None:  # no pass of the attempt itself took the memory
+        if pass_tokens is None:  # the memory was not taken by a pass of the attempt
             return Retry("resumable", next_attempt, microbatch_tokens)
         half = pass_tokens // 2
         remedy = f"{next_attempt} with passes of at most {half} positions in place of {pass_tokens}"

@@ -62,7 +62,7 @@ def is_installed(package: str) -> bool:
     """Return whether the package can be imported."""
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # the package that it is in
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 

@@ -51,7 +51,7 @@ class Wording(NamedTuple):
 CARDS = Wording("Card", CARD)
 
 
-@cache  # an audit asks for each card that it compares, and the answer is read from a file
+@cache  # an audit calls this for each card, and the answer is read from a file
 def written_by(wording: Wording = CARDS) -> str:
     """Return the line of a text that names the version of its wording."""
     try:

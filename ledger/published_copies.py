@@ -57,7 +57,7 @@ def problems_in(copy: Path, digest: str, *, read: bool = True) -> list[str]:
     try:
         listed = read_manifest(weights, digest=digest)
     except (OSError, ValueError):
-        return problems  # they contain the reason
+        return problems  # the problems contain the reason
     expected = {name: record["sha256"] for name, record in listed.items() if belongs_to_tokenizer(name)}
     expected[MANIFEST] = digest
     tokenizer = copy / TOKENIZER

@@ -56,7 +56,7 @@ class Sender:
         self._changed = threading.Condition()
         self._recorded = self._sent = 0
         self._flushes_requested = self._flushes_tried = 0
-        self._given_up_at = -1  # of recorded, at the last attempt that failed
+        self._given_up_at = -1  # the value of `_recorded` at the last attempt that failed
         self._closed = False
         self._error = ""
 

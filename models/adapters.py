@@ -242,7 +242,8 @@ def _inject(model: PreTrainedModel, shape: AdapterShape) -> None:
     model.requires_grad_(False)
     for layer in _layers(model).values():
         for matrix in (layer.lora_A, layer.lora_B):
-            if matrix[NAME].weight.is_meta:  # as peft leaves it beside a weight without storage
+            # peft leaves a matrix on the meta device beside a weight without storage
+            if matrix[NAME].weight.is_meta:
                 matrix[NAME].to_empty(device="cpu")
     for parameter in _adapter_parameters(model):
         parameter.data = parameter.data.float()

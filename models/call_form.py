@@ -18,7 +18,7 @@ REASONING = "reasoning_content"
 """The name of the reasoning in rows."""
 
 _NAMES = (REASONING, "thinking", "reasoning")
-_NAME, _KEY, _VALUE = "Q0name", "Q0key", "Q0value"  # no template's own text has them
+_NAME, _KEY, _VALUE = "Q0name", "Q0key", "Q0value"  # no template contains these texts
 
 
 @dataclass(frozen=True)

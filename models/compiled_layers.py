@@ -47,7 +47,7 @@ def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "i
     _allow_graphs()
     before = _num_graphs()
     for layer in layers:
-        layer.forward = MethodType(_forward, layer)  # a copy of the layer has its own
+        layer.forward = MethodType(_forward, layer)  # a copy of the layer gets its own method
         vars(layer)[_BACKEND] = backend
     try:
         for trunk in trunks:

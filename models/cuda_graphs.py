@@ -39,7 +39,8 @@ class CudaGraphs:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            step()  # so that kernels are loaded, and libraries have their work space on this stream
+            # run once, so that kernels are loaded and libraries allocate their workspace on this stream
+            step()
             restore()
         current.wait_stream(self._stream)
         torch.cuda.synchronize()
@@ -56,7 +57,8 @@ class CudaGraphs:
                 raise
             graph.capture_end()
 
-        def replay(held: Step = step) -> None:  # with the tensors that the graph reads and writes
+        # the argument keeps the tensors alive that the graph reads and writes
+        def replay(held: Step = step) -> None:
             graph.replay()
 
         return replay

@@ -220,7 +220,7 @@ def load_weights(
                 attn_implementation=_attention_implementation(config),
                 trust_remote_code=False,
             )
-        model.tie_weights()  # which has come apart: each parameter was registered anew
+        model.tie_weights()  # the ties were lost, since each parameter was registered again
         return _ready(model, folder)
     model, report = auto_class.from_pretrained(
         folder,
@@ -384,7 +384,7 @@ def _attention_implementation(config: PreTrainedConfig) -> str:
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "eager"
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return "sdpa" if model_class._supports_sdpa else "eager"  # which BLOOM does not
+    return "sdpa" if model_class._supports_sdpa else "eager"  # BLOOM does not support sdpa
 
 
 def _ids(value: int | list[int] | None) -> list[int]:

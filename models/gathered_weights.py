@@ -54,7 +54,7 @@ def kept_gathered(model: PreTrainedModel, *, beside: int) -> Iterator[None]:
     Args:
         beside: bytes that the passes need for other things.
     """
-    from torch.distributed.fsdp import FSDPModule  # half a second
+    from torch.distributed.fsdp import FSDPModule  # importing it takes half a second
 
     found = _gatherings[model]
     network = found.network()

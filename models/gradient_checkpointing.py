@@ -25,7 +25,7 @@ def checkpoint_gradients(network: nn.Module) -> None:
             )
         model.gradient_checkpointing_enable(
             {"use_reentrant": False}
-        )  # which frozen embeddings do not disturb
+        )  # the non-reentrant form also works with frozen embeddings
         vars(model)[_LAYERS] = layers  # a copy of the model has copies of them here
         model.register_forward_pre_hook(lambda model, _: _switch(vars(model)[_LAYERS]))
 

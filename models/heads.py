@@ -197,7 +197,7 @@ def reward_with_language_head(
         policy.to(device)  # type: ignore[arg-type]
     backbone, head = trunk(policy), output_head(policy)
     is_tied = head.weight is policy.get_input_embeddings().weight
-    if are_deferred() and not is_tied:  # which is frozen, and no part of what is sharded
+    if are_deferred() and not is_tied:  # the output head is frozen, and is not sharded
         [name] = [name for name, weight in policy.named_parameters() if weight is head.weight]
         weight = read_tensor(whole_folder(files), name)
         if weight is None:
@@ -298,7 +298,7 @@ def load_scalar(
     if role is not None and sidecar.role != role:
         raise ValueError(f"{files.folder} holds a {sidecar.role} model, where a {role} model is needed")
     whole = whole_folder(files)
-    if not (whole / SIDECAR).is_file():  # adapters on a policy's trunk
+    if not (whole / SIDECAR).is_file():  # the folder holds adapters on a policy's trunk
         backbone = trunk(load_stored_policy(files, training=training, dtype=dtype))
     elif training == "all":
         backbone = with_adapters(_load_backbone(whole, dtype=dtype), files, training)

@@ -50,7 +50,7 @@ def _format(day: date, form: str) -> str:
             "B": _MONTHS[day.month - 1],
             "p": "AM",
             "P": "am",
-            "s": str(int(moment.timestamp())),  # which strftime itself takes for local time
+            "s": str(int(moment.timestamp())),  # strftime itself would read the moment as local time
             "Y": f"{day.year:04}",
         }
         names |= {"a": names["A"][:3], "b": names["B"][:3], "h": names["B"][:3]}

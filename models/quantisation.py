@@ -86,7 +86,7 @@ def _fill(model: PreTrainedModel, folder: Path, *, quantised: set[str], dtype: t
             weight = whole[names[0]].detach()
         held = (
             _packed(weight) if quantised & set(names) else nn.Parameter(weight.to(dtype, copy=True))
-        )  # not a part of the mapped file
+        )  # a copy, and no view of the mapped file
         for name in names:
             place, _, last = name.rpartition(".")
             model.get_submodule(place)._parameters[last] = held

@@ -115,7 +115,7 @@ class ResponseRenderer:
         words = tail.removesuffix(closing) if is_closed else tail
         answers = [content[tag.end() :] for tag in _END_OF_THINKING.finditer(content)]
         if not response["extra"] and any(_squeezed(words) == _squeezed(answer) for answer in answers):
-            # the template's date is that of past turns
+            # the template writes this turn as it writes past turns
             return Words(opening + content, is_markup=self._has_tokens(content))
         missing = self._missing(response, begin, words)
         if missing is not None:

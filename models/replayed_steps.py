@@ -133,7 +133,7 @@ class ReplayedSteps:
             run.draw_all(on_token)
         except Unusable as error:
             reason = str(error)
-        if reason is not None:  # here, where the error holds no tensors any more
+        if reason is not None:  # after the block, where the error no longer keeps tensors alive
             has_drawn = run.hand_back(prompts)
             self._give_up(reason)
             return has_drawn

@@ -6,7 +6,7 @@ from typing import Any
 
 from vantage.schemas.conversations import Message, extras_of
 
-_OTHER = "Q0other"  # no row's own text has it
+_OTHER = "Q0other"  # no row's text contains it
 
 
 def altered(response: Message) -> Iterator[tuple[str, Message]]:

@@ -36,7 +36,7 @@ def import_reward_model(
             f"model.source={source!r} is no reward model; name the folder of a sequence classifier with one label"
         )
     if isinstance(original, LocalPath):
-        check_folder(original.path)  # all files there, also those that are not copied
+        check_folder(original.path)  # check all files there, also those that are not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="source-") as temporary:
         folder = Path(temporary)
         parsed = copy_source(source, folder, planned=planned)

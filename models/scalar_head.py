@@ -50,7 +50,7 @@ def critic_head_from(head: nn.Linear, form: CriticHead, *, seed: int) -> nn.Line
     with torch.no_grad():
         weight = head.weight.detach().float().expand(form.outputs, -1)
         if form.ensemble is not None:
-            draws = _draw(several, seed ^ 1)  # else its first row would be a fresh head's draw
+            draws = _draw(several, seed ^ 1)  # without this its first row would be the draw of a fresh head
             weight = weight + draws - draws.mean(dim=0)
         several.weight.copy_(weight)
         several.bias.copy_(head.bias.detach().float().expand(form.outputs))

@@ -79,7 +79,7 @@ def shard(
         methods: names of methods that read weights, beside ``forward``.
         gathered: type in which weights are gathered; gradients are added in float32. None: each weight's own type.
     """
-    from torch.distributed.fsdp import (  # half a second
+    from torch.distributed.fsdp import (  # importing it takes half a second
         FSDPModule,
         MixedPrecisionPolicy,
         fully_shard,
@@ -106,7 +106,7 @@ def shard(
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            part.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
     for method in methods:
         register_fsdp_forward_method(module, method)
     note_gathering(module, gathered)
@@ -238,7 +238,7 @@ def whole_weights(module: nn.Module) -> dict[str, Tensor]:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, tensor in module.state_dict().items():
         first = names.setdefault(id(parameters.get(name, tensor)), name)
-        if first != name:  # tied: one tensor stays one
+        if first != name:  # tied weights stay one tensor
             if first in found:
                 found[name] = found[first]
             continue

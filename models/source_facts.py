@@ -70,6 +70,6 @@ def _of_template(template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _of_gguf(path: Path, size: int, changed: int) -> frozenset[str]:
-    del size, changed  # arguments of the cache: a changed file is read again
+    del size, changed  # they are in the cache's key, so that a changed file is read again
     with path.open("rb") as file:
         return _of_template(file.read(_HEAD).decode("latin-1"))

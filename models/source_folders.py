@@ -73,7 +73,7 @@ def import_model(
     """
     original = parse_source(source, base=base)
     if isinstance(original, LocalPath):
-        check_folder(original.path)  # all files there, also those that are not copied
+        check_folder(original.path)  # check all files there, also those that are not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="source-") as folder:
         parsed = copy_source(source, Path(folder), planned=planned, base=base)
         if isinstance(parsed, Gguf):
@@ -114,7 +114,7 @@ def import_with_adapter(
         ValueError, SourceChanged: see `import_model`.
     """
     assert model.adapter is not None, "asked for by name"
-    check_files(model.adapter)  # all files there, also those that are not copied
+    check_files(model.adapter)  # check all files there, also those that are not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="adapter-") as place:
         adapter, whole = Path(place) / "adapter", Path(place) / "model"
         adapter.mkdir()

@@ -37,7 +37,7 @@ def load_stored_policy(
     whole = whole_folder(files)
     if training == "all":
         return with_adapters(load_policy(whole, dtype=dtype), files, training)
-    load = load_policy if are_deferred() else load_frozen  # what is cut over ranks is cut in its own type
+    load = load_policy if are_deferred() else load_frozen  # weights are sharded in their own type
     model = shared(whole, dtype, lambda: load(whole, dtype=dtype))
     return with_adapters(model, files, training)
 

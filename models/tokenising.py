@@ -62,7 +62,7 @@ def continuations(
         joined = tokenise(
             tokenizer, [anchor + texts[i] for i in waiting], add_special_tokens=False, as_text=as_text
         )
-        # where the text begins with characters that melt into the anchor, the next anchor is tried
+        # if the first characters of the text merge with the anchor, the next anchor is tried
         rows |= {
             i: ids[len(before) :]
             for i, ids in zip(waiting, joined, strict=True)

@@ -59,7 +59,7 @@ def without_end(
 
 def _after_words_within(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return ids of what follows the assistant's words where the user goes on; none if the template refuses such a conversation."""
-    words = "Q0words"  # no template's own text has it
+    words = "Q0words"  # no template contains this text
     said = (("user", "?"), ("assistant", words), ("user", "?"))
     turns = [Message(role=role, content=content, extra=None) for role, content in said]
     try:

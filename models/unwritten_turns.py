@@ -35,7 +35,7 @@ def unwritten_parts(
         try:
             return render_turns(tokenizer, list(changed)) != text
         except jinja2.TemplateError:
-            return True  # it reads what it refuses
+            return True  # a template that refuses the value has read it
 
     try:
         text = render_turns(tokenizer, list(turns))

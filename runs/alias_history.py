@@ -65,7 +65,7 @@ def _movement(run_id: str, line: bytes, name: str, alias: str) -> list[Pointed]:
         ):
             return []
         operation = from_json(value)
-    except (ValueError, KeyError, AttributeError):  # half-written, or written by another version
+    except (ValueError, KeyError, AttributeError):  # the line is half-written, or another version wrote it
         return []
     match operation:
         case Publish():

@@ -55,15 +55,16 @@ def answer(
         with Ledger(None, workspace.root, record.recipe.recipe) as ledger:
             with hold_run(workspace, run_id) as run:
                 _record(run, ledger)
-            return given, ledger.flush()  # without the run's lock, so that `vantage resume` can take it
-    except RunError:  # a process executes the run, and takes the answer up
+            # sent without the run's lock, so that `vantage resume` can take the lock
+            return given, ledger.flush()
+    except RunError:  # a process executes the run, and will read the answer
         return given, False
 
 
 def _record(run: Run, ledger: Ledger) -> None:
     """Copy the answers into ``run.json`` and the ledger's outbox."""
     record = run.record
-    run.update()  # with the answers that were read with it
+    run.update()  # this writes the answers that were read with the record
     outcome = run.outcome()
     ledger.attach(record.run_id, record.recipe.recipe, record.recipe.model_dump(mode="json"), outcome=outcome)
     for approval in record.approvals:

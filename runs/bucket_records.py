@@ -68,7 +68,7 @@ class BucketRecords:
 
     def read(self, run_id: str) -> RunRecord:
         """Return the run's ``run.json``. Raises RunError if it does not exist or cannot be read."""
-        self._workspace.folder(run_id)  # refuses what is no run id
+        self._workspace.folder(run_id)  # this refuses a text that is no run id
         data, _ = read_record(self._remote, f"{run_id}/run.json")
         if data is None:
             raise RunError(
@@ -87,7 +87,7 @@ class BucketRecords:
             version = replace_record(self._remote, path, data, self._versions.get(record.run_id))
         except Conflict:
             present, version_there = read_record(self._remote, path)
-            if present != data or version_there is None:  # else the answer to our own write was lost
+            if present != data or version_there is None:  # equal data is our own write, whose answer was lost
                 raise RunError(
                     f"run {record.run_id} was taken over by another process; `vantage status` shows how far it is"
                 ) from None
@@ -122,7 +122,7 @@ class BucketRecords:
         Enough to be shown, by the bucket's clock alone; whoever takes the lease over times its silence (``lock``).
         """
         lease = f"leases/{run_id}.json"
-        with suppress(BaseError, OSError):  # it may only be read, or there is no lease
+        with suppress(BaseError, OSError):  # the bucket is read-only, or there is no lease
             now = self._now()
             if (now - self._written(lease)).total_seconds() > SILENT_LEASES * self._leases.seconds:
                 return False

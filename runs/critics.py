@@ -144,7 +144,7 @@ def _drift(
     curves = _curves(run, step)
     if not curves and not is_running and isinstance(maker := run.maker(step), Maker):
         curves = _curves(maker.run, maker.step)
-    if done.digest is None:  # what is not in the ledger yet
+    if done.digest is None:  # the journal has what is not in the ledger yet
         for entry in journal_entries(workspace.storage.reports(done.stage_key, REPORTS)):
             curves.setdefault(entry.step, {}).update(entry.metrics)
     points = drift_points(curves)

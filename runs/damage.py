@@ -32,7 +32,7 @@ def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[
 def _of_stage(store: Storage, run: RunView, step: str, stage: StageRecord, *, verify: bool) -> list[str]:
     match run.ref(step):
         case NotMade() | Replaced():
-            return []  # what was computed again since, with other bits, is not kept
+            return []  # an artifact that was replaced by other bits since is not kept
         case Missing():
             return [f"the store has no artifact for its key {str(stage.stage_key)[:12]} any longer"]
         case Broken(cause=cause):

@@ -241,7 +241,7 @@ def _of_other_lengths(place: Place, runs: Sequence[RunRecord]) -> list[tuple[Sho
             for number, each in enumerate(made):
                 plain = each.model_copy(
                     update={"verdicts": ()}
-                )  # its verdicts are of the gates that the stage had then
+                )  # the verdicts belong to the gates that the stage had then
                 found.setdefault(each.stage_key, (plain, tuple(made[:number])))
     asked = length_of(place.step.work)
     return sorted(

@@ -86,7 +86,7 @@ def fetch_stage(origin: StageOfRun, workspace: Workspace, target: Path) -> None:
     problems = workspace.storage.verify(artifact)
     if problems:
         raise RunError(f"{what} is damaged: {'; '.join(problems)}; run its recipe again, which makes it anew")
-    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
+    shutil.rmtree(target, ignore_errors=True)  # left by an attempt that was interrupted
     # the import has a manifest and metrics of its own
     left_out = shutil.ignore_patterns(MANIFEST, METRICS_FILE)
     shutil.copytree(workspace.storage.folder(artifact), target, ignore=left_out)
@@ -106,7 +106,7 @@ def model_width(model: SourcedModel, workspace: Workspace | None) -> int:
     record = _run_named(f"{field}={str(origin)!r}", origin, workspace)
     if (
         _artifact(record, origin.step, workspace) is None
-    ):  # it has the width of the model that its run begins with
+    ):  # the stage is not made yet; it will have the width of the model that its run begins with
         return model_width(record.recipe.model, workspace)
     digest = str(pin_stage(field, origin, workspace).digest)
     try:
@@ -125,7 +125,7 @@ def model_before(field: str, origin: StageOfRun, workspace: Workspace) -> Source
     shown = f"{field}={str(origin)!r}"
     record = _run_named(shown, origin, workspace)
     if origin.step not in dependencies(record.recipe):
-        pin_stage(field, origin, workspace)  # refuses it, and lists the steps that there are
+        pin_stage(field, origin, workspace)  # this refuses it, and lists the existing steps
     return record.recipe.model if _artifact(record, origin.step, workspace) is None else None
 
 

@@ -296,5 +296,5 @@ def _by_path(text: str, command: Command) -> Named | None:
 def _path(text: str) -> Path:
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # ~NAME without such a user
+    except RuntimeError:  # the text is ~NAME, and there is no such user
         raise BadName(f"{text}: there is no such user; write the path in full") from None

@@ -45,9 +45,9 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
         more = {artifact.digest for artifact in artifacts}
         more |= {parent for artifact in artifacts for parent in artifact.parents.values()}
         digests |= more
-        # All that made equal content: one of them alone may have made it from itself, which explains nothing.
+        # Take all stages that made equal content: a single one may have made it from itself, which explains nothing.
         new = {key for digest in digests for key in made_by.get(digest, ())}
-        # What longer stages go on from, and what scores were read from.
+        # Also the training states that longer stages go on from, and the stored answers that scores were read from.
         beside = {each for key in keys for each in (state_key(key), answers_key(key))}
         new |= beside & refs.keys()
         new -= keys

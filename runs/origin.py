@@ -27,5 +27,5 @@ def user() -> str:
     """Return the login name of this process."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user without a name
+    except (KeyError, OSError, ImportError):  # the user of a container may have no name
         return "unknown"

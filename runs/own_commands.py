@@ -40,7 +40,7 @@ def usable_port(usual: int) -> int:
         with socket.socket() as probe:
             probe.setsockopt(
                 socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # one that was left a moment ago is free
+            )  # a port that was closed a moment ago counts as free
             try:
                 probe.bind((LOOPBACK, port))
             except OSError:

@@ -286,7 +286,7 @@ def _plan_place(
             stage_key=key,
             damage=found.damage,
         )
-    extends = place.extends is not None and not found.damage  # which is reason enough
+    extends = place.extends is not None and not found.damage  # an extension needs no other reason to run
     reasons = () if extends else _reasons_to_run(found, earlier, parts)
     return PlannedStep(
         name,

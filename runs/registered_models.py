@@ -69,7 +69,7 @@ def fetch_registered(registered: Registered, workspace: Workspace, target: Path)
         fetch_model,
     )
 
-    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
+    shutil.rmtree(target, ignore_errors=True)  # left by an attempt that was interrupted
     with tempfile.TemporaryDirectory(prefix="registered-", dir=target.parent) as temporary:
         try:
             folder = fetch_model(
@@ -85,7 +85,8 @@ def fetch_registered(registered: Registered, workspace: Workspace, target: Path)
             ) from error
         except (DamagedCopy, UnusableVersion) as error:
             raise RunError(str(error)) from error
-        for ours in (MANIFEST, METRICS_FILE):  # of the artifact that was published; the import has its own
+        # these files belong to the published artifact; the import has its own
+        for ours in (MANIFEST, METRICS_FILE):
             (folder / ours).unlink(missing_ok=True)
         folder.rename(target)
 
@@ -95,7 +96,7 @@ def _pin(
 ) -> Registered:
     field = f"models.{name}.source={model.source!r}"
     address = tracking.address(None, workspace.root)
-    if tracking.is_missing_database(address):  # MLflow would make one
+    if tracking.is_missing_database(address):  # MLflow would create a missing database
         return _without_version(field, registered, model)
     tracking.set_up_client()
     from vantage.ledger.to_mlflow.published_models import (  # imports MLflow

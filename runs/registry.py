@@ -27,7 +27,7 @@ class MlflowRegistry:
         Raises:
             vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
         """
-        if tracking.is_missing_database(self._address):  # MLflow would make one
+        if tracking.is_missing_database(self._address):  # MLflow would create a missing database
             return False
         tracking.set_up_client()
         from vantage.ledger.to_mlflow.published_models import NoSuchModel, UnusableVersion  # imports MLflow

@@ -353,7 +353,7 @@ def _acquire_unfinished(workspace: Workspace, digests: Collection[str]) -> Run |
             run = _acquire(workspace, record)
             if run is not None and run.record.status in UNFINISHED:
                 return run
-            if run is not None:  # it was finished between reading and locking
+            if run is not None:  # the run was finished between reading and locking
                 run.close()
     return None
 

@@ -51,7 +51,7 @@ def find_run(workspace: Workspace, named: str) -> str:
         return named
     fitting = [run_id for run_id in known if run_id.startswith(named)]
     if named.isdecimal():
-        # 1 is run 0001, and not also 1000
+        # 1 means run 0001, and not also run 1000
         fitting = [run_id for run_id in known if int(run_id.partition("-")[0]) == int(named)] or fitting
     if len(fitting) == 1:
         return fitting[0]

@@ -81,7 +81,7 @@ def run_state(workspace: Workspace, record: RunRecord, *, verify: bool = False) 
             if report is not None:
                 progress[step] = report
     interrupted = record.status == "running" and not is_active(workspace, record.run_id)
-    if interrupted:  # or it has ended since its record was read
+    if interrupted:  # the run may have ended since its record was read
         record = read_run(workspace, record.run_id)
         interrupted = record.status == "running"
     return RunState(

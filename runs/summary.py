@@ -66,7 +66,7 @@ def printed_intervals(
     names = dict.fromkeys((*_COMPARED, *headline_metrics(metrics, verdicts)))
     shares = {
         verdict.metric for verdict in verdicts if verdict.method == "share"
-    }  # printed as they were judged
+    }  # these shares are printed with the interval that was judged
     found = {
         name: gate_interval_of_share(metrics[name] or 0.0, uncertainty[name], confidence=DEFAULT_CONFIDENCE)
         if name in shares

@@ -217,7 +217,7 @@ class RunView:
             return stage
         try:
             ref = None if storage is None else storage.find(str(stage.stage_key))
-        except ValueError as error:  # a damaged ref; or what the record has is no key
+        except ValueError as error:  # the ref is damaged, or the record's text is no stage key
             return Broken(f"{self._name(step)} is damaged ({error}); {_AGAIN}", cause=str(error))
         return self._gone(step) if ref is None else ref
 

@@ -120,7 +120,7 @@ def is_saved(source: Path | str) -> bool:
 
 def why_not_saved(folder: Path) -> str | None:
     """Return why ``saved_files`` finds no files in a folder that ``save_to_disk`` wrote, and the remedy; None: it is no such folder."""
-    with suppress(OSError):  # a name that is too long is a file's, or nothing's
+    with suppress(OSError):  # a name that is too long is no folder's
         return _why_not_saved(folder)
     return None
 
@@ -136,7 +136,7 @@ def _why_not_saved(folder: Path) -> str | None:
 
 def digest_of_files(digests: Sequence[str]) -> str:
     """Return one digest for several files: sha256 of their sha256s, one per line; for a single file its own sha256."""
-    [*_, last] = digests  # none is a mistake
+    [*_, last] = digests  # an empty list raises here
     return (
         last if len(digests) == 1 else hashlib.sha256("".join(f"{d}\n" for d in digests).encode()).hexdigest()
     )

@@ -202,7 +202,7 @@ def load_sweep(
     recipes, found = _load_arms(replace(draft, arms=chosen), overrides, sweep_file)
     problems += [*found, *_recipe_problems(draft, recipes)]
     sweep_file.raise_problems(problems)
-    assert sweep is not None  # or there was a problem
+    assert sweep is not None  # it is None only if there was a problem, which was raised
     sweep = sweep.model_copy(
         update={
             "seeds": tuple(seed for seed in sweep.seeds if seeds is None or str(seed) in seeds),

@@ -53,7 +53,7 @@ def problem_of(statement: bytes, signature: bytes, public_key: bytes) -> str | N
         file, bundle, key = (Path(folder, name) for name in names)
         try:
             if not json.loads(signature)["verificationMaterial"]["publicKey"]["hint"]:
-                return "it does not say which key made it"  # the library would print, and go on
+                return "it does not say which key made it"  # the library would only print this, and continue
             whole_files = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
             config = verifying.Config().set_hashing_config(whole_files)
             config.use_elliptic_key_verifier(public_key=key).verify(file, bundle)

@@ -120,7 +120,7 @@ def _write_pair(path: Path, private: bytes, public_path: Path, public: bytes) ->
             made.append(each)
             write_file(each, data, private=each == path)
     except OSError as error:
-        if isinstance(error, FileExistsError):  # somebody else's, made a moment ago
+        if isinstance(error, FileExistsError):  # another process made this file a moment ago
             made.pop()
         for each in made:
             with suppress(OSError):
@@ -285,7 +285,8 @@ def _public(key: "EllipticCurvePublicKey") -> PublicKey:
 
 
 def _password() -> bytes | None:
-    return os.fsencode(os.environ.get(PASSWORD, "")) or None  # as it is set, in whatever encoding
+    # the bytes as they are set, in whatever encoding
+    return os.fsencode(os.environ.get(PASSWORD, "")) or None
 
 
 def described(path: Path) -> dict[str, str]:

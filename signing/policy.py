@@ -248,5 +248,5 @@ def present_user() -> str:
     """Return the user of the operating system, whatever the environment contains."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user without a name
+    except KeyError:  # the user of a container may have no name
         return str(os.getuid())

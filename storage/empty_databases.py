@@ -47,7 +47,7 @@ def _keep(name: str, database: Path, rows_of: Collection[str]) -> None:
             closing(sqlite3.connect(file)) as copy,
         ):
             source.backup(copy)
-            copy.execute("PRAGMA journal_mode = delete")  # all of it in one file
+            copy.execute("PRAGMA journal_mode = delete")  # so that the database is one file
             if not copy.execute(f"SELECT count(*) FROM {_VERSION_TABLE}").fetchone()[0]:
                 return
             for (table,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():

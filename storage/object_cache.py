@@ -117,7 +117,7 @@ class ObjectCache:
         for left in self._fetching.iterdir():
             lock = open_lock(self._locks / f"fetch-{left.name.partition('-')[0]}")
             try:
-                if try_lock(lock):  # else it is being fetched
+                if try_lock(lock):  # a held lock means that it is being fetched
                     shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(lock)

@@ -99,7 +99,7 @@ class RemoteObjects:
             aside = copy_aside(self._remote, path)
             obstore.delete(self._remote, path)
         except (NotFoundError, FileNotFoundError):
-            return  # another machine was faster, or there was none
+            return  # another machine has removed it, or there was none
         _log.warning("%s is damaged and not used (manifest kept as %s)", uri_of(digest), aside)
 
     def _send(self, folder: Path, digest: str, path: str) -> None:

@@ -216,7 +216,7 @@ class Store:
         what = f"stage key {stage_key[:12]}"
         with (
             hold_lock(path, what, holder=holder, on_wait=on_wait, timeout=timeout),
-            expected(self.root),  # which exists by now, with the lock's file
+            expected(self.root),  # the root exists by now, since the lock's file lies in it
         ):
             yield
 

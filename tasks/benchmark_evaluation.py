@@ -78,9 +78,9 @@ def load_task(folder: Path, name: str) -> Any:
         listed = ", ".join(known) or "none"
         raise UnusableTasks(f"task={name!r} is no task or group of the benchmark; there are: {listed}")
     try:
-        with chdir(folder):  # where paths of data files start
+        with chdir(folder):  # paths of data files are relative to this folder
             loaded = manager.load([name])
-    except Exception as error:  # of a user's definition or function: anything
+    except Exception as error:  # a user's definition or function may raise anything
         raise UnusableTasks(
             f"task={name!r}: lm-eval cannot build it ({_one_line(error)}); correct it"
         ) from error
@@ -110,7 +110,7 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
     from lm_eval import simple_evaluate
 
     work, tokenizer = job.work, pin_date(load_tokenizer(job.inputs["policy"]), job.date)
-    # lm-eval calls it without a date
+    # lm-eval calls the template without a date
     dated = partial(tokenizer.apply_chat_template, **template_arguments(tokenizer))
     tokenizer.apply_chat_template = dated  # type: ignore[method-assign]
     if work.chat_template and not tokenizer.chat_template:
@@ -125,7 +125,7 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
         progress.phase("forward passes", passes)
         passes += 1
         ids = inputs[0] if inputs else named["input_ids"]
-        mask = named.get("attention_mask")  # while it writes, as wide as all that it has read
+        mask = named.get("attention_mask")  # while the model writes, the mask is as wide as all that was read
         progress.computing(len(ids), (ids if mask is None else mask).numel())
 
     policy.register_forward_pre_hook(report, with_kwargs=True)
@@ -146,7 +146,8 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
                 apply_chat_template=work.chat_template,
                 **seeds,
             )
-    except (KeyError, ValueError, TypeError, AttributeError, LookupError) as error:  # a user's definition
+    except (KeyError, ValueError, TypeError, AttributeError, LookupError) as error:
+        # a user's definition is wrong
         raise UnusableTasks(
             f"task={work.task!r}: lm-eval cannot run it ({_one_line(error)}); correct it"
         ) from error

@@ -191,5 +191,5 @@ def update(
         job,
         iteration=iteration,
         accumulate=accumulate,
-        is_sampler=work.rollouts is None,  # collected responses need not be this policy's
+        is_sampler=work.rollouts is None,  # another policy may have sampled collected responses
     )

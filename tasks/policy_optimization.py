@@ -101,7 +101,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             if policy_learns:
                 state = steered(source, gathered, state)
                 state = with_updated_entropy_coef(state, metrics.get("entropy"), algorithm)
-            models.sync_engine()  # which wakes a vLLM of this process, so the update's passes are over
+            models.sync_engine()  # this wakes a vLLM in this process, so it follows the update's passes
             attempt.state = after_rollout(state, gathered)
             if source.difficulty is not None:
                 source.difficulty.count(gathered.seen)

@@ -162,7 +162,8 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     counts = {f"{split}_rows": sum(len(part.pairs) for part in parts) for split, parts in by_split.items()}
     report = {**counts, "dropped": without_pair(everything)}
     (job.output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    first = {"train_rows": counts["train_rows"], **describe(everything)}  # what is shown to a person
+    # these come first where a person reads them
+    first = {"train_rows": counts["train_rows"], **describe(everything)}
     return StageResult(metrics={**first, **counts, **encoding})
 
 

@@ -74,7 +74,7 @@ def run(job: StageJob[ResolvedRolloutCollection]) -> StageResult:
             parts = [files.attachment(number) for number, batch in enumerate(batches) if batch.split == split]
             join_parts(parts, split_file(job.output, split))
     digest = tokenizer_digest(job.inputs["policy"])
-    assert models.scorer is not None  # it is loaded unless another stage has scored the responses
+    assert models.scorer is not None  # a stage that scores its responses itself has loaded it
     header = RolloutsHeader(
         tokenizer_digest=digest,
         samples_per_prompt=work.samples_per_prompt,

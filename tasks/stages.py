@@ -56,7 +56,7 @@ def _arithmetic_of(job: StageJob) -> AbstractContextManager[object]:
     work = job.work
     if not isinstance(work, Stage) or isinstance(work, Training | RolloutCollection):
         return nullcontext()
-    if work.arithmetic == "float32":  # that loads no tensor library
+    if work.arithmetic == "float32":  # checked first, since float32 needs no tensor library here
         return nullcontext()
     from vantage.tasks.training.optimization import autocast, training_device
 

@@ -91,7 +91,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
                 learned = training_rollout(source, moments, iteration)
             source.begin_next(iteration)
 
-            # 4. Regress on them, without a value clip: the critic has far to go
+            # 4. Regress on them, without a value clip, since the critic is still far from its targets
             metrics = learned.gap | regress(critic, optimizer, learned, job, iteration=iteration)
 
             # 5. Keep the critic that best explains unseen prompts; more steps are not always better

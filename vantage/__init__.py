@@ -8,7 +8,7 @@ ours can meet a user's ``models.py``. Every process of ours executes this file f
 
 import sys as _sys
 
-# A folder of packages is no place to import from: there they would be found under their bare names.
+# Remove the folder of packages from the path: from there they would be imported under their bare names.
 _sys.path[:] = [entry for entry in _sys.path if entry not in __path__]
 
 _HOME = {

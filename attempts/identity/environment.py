@@ -48,7 +48,7 @@ def constraints_digest() -> str:
     path = Path(named) if named else None if checkout is None else checkout / "constraints.txt"
     try:
         return UNKNOWN if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
-    except (OSError, ValueError):  # several files, or an address
+    except (OSError, ValueError):  # the variable names several files, or an address
         return UNKNOWN
 
 

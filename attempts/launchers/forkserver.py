@@ -39,7 +39,7 @@ os.setsid()
 adopt_descendants()
 warnings.filterwarnings(
     "ignore", message="forkserver: waitpid returned unexpected pid"
-)  # one that was adopted
+)  # the process was adopted, not forked
 
 with quick_imports():
     for _name in PRELOADED:

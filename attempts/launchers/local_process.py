@@ -130,7 +130,7 @@ class LocalProcess:
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
         environment["RAY_ADDRESS"] = os.environ.get(
             "RAY_ADDRESS", "auto"
-        )  # of now, not of the fork server's start
+        )  # the present value, not that of the fork server's start
         oom_kills_before = oom_kills()
         nodes = num_nodes(job.work)
         process = _start(
@@ -272,7 +272,7 @@ def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
         with log.open("a") as file:
             file.write(f"vantage: {why}; stacks of its threads:\n")
         before = size = log.stat().st_size
-        os.kill(_pid(process), signal.SIGCONT)  # one that is stopped writes nothing
+        os.kill(_pid(process), signal.SIGCONT)  # a stopped process writes no stacks
         os.kill(_pid(process), signal.SIGUSR1)
         grown_at = time.monotonic()
         give_up = grown_at + STACKS_SECONDS
@@ -348,7 +348,7 @@ def _failure(
             remedy="run the same command again",
         )
     was_killed = status in (code_of_signal(signal.SIGKILL), FORKSERVER_LOST)
-    if out_of_memory and was_killed:  # else the kernel has killed another process of the group
+    if out_of_memory and was_killed:  # otherwise the kernel has killed another process of the group
         return Failure(
             exit_code=ExitCode.OUT_OF_MEMORY,
             cause="memory",
@@ -402,7 +402,7 @@ def _make_folder_of_sockets() -> None:
     if len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"
     try:
-        util.get_temp_dir()  # kept, and removed at the end of the process
+        util.get_temp_dir()  # it is cached, and removed at the end of the process
     finally:
         tempfile.tempdir = before
 

@@ -25,6 +25,6 @@ def rank_processes(attempt: Path) -> dict[int, int]:
     """Return the number of each rank that has begun → its process id; nothing for a stage of one process."""
     found = {}
     for file in (attempt / LOGS).glob(f"{_RANK}*"):
-        with suppress(OSError, ValueError):  # one that has not written it yet
+        with suppress(OSError, ValueError):  # this rank has not written its file yet
             found[int(file.name.removeprefix(_RANK))] = int(file.read_text())
     return dict(sorted(found.items()))

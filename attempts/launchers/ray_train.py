@@ -284,13 +284,13 @@ def _rank(config: dict[str, Any]) -> None:
         work = _work(path)
         _place_servers(work, nodes=config["nodes"])
         resources = work.resources
-        if int(os.environ["WORLD_SIZE"]) > 1:  # of one rank, Ray begins no group, and none is needed
+        if int(os.environ["WORLD_SIZE"]) > 1:  # for one rank Ray starts no process group, and none is needed
             sharded = resources.distributed.strategy == "fsdp2"
             ranks.join(hang_seconds=resources.hang_seconds, sharded=sharded)
         try:
             stage_process.compute(path, config["stage"])
         except BaseException as error:
-            if not ranks.is_of_communication(error):  # whose cause another rank reports
+            if not ranks.is_of_communication(error):  # otherwise another rank reports the cause
                 stage_process.report(error, path)
             raise
 
@@ -298,7 +298,7 @@ def _rank(config: dict[str, Any]) -> None:
 def _place_servers(work: Stage, *, nodes: int) -> None:
     """Have Ray place the servers that the stage starts, of which each of ``nodes`` has as many as the recipe asks for."""
     if servers := server_processes_of(work):
-        from vantage.tasks.rollout import own_servers  # which most stages do not need
+        from vantage.tasks.rollout import own_servers  # most stages do not need this module
 
         on_each = int(os.environ["WORLD_SIZE"]) // nodes
         cpus = _cpus_of_each(work.resources, on_each + servers)

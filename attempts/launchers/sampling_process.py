@@ -161,5 +161,5 @@ def open_model(opening: OpenModel, *, side_by_side: int = 1) -> Iterator[Samplin
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was not sent any more
+                with suppress(OSError):  # closing flushes what was not sent
                     pipe.close()  # type: ignore[union-attr]

@@ -76,7 +76,8 @@ def main(
     _redirect_output(log)
     _log_stage_messages()
     _remove_current_folder_from_path()
-    forget_foreign_variables()  # those of the fork server, which others than our command may have started
+    # the fork server's variables: another program than our command may have started it
+    forget_foreign_variables()
     for name in not_for_stages(os.environ):
         del os.environ[name]
     os.environ.update(environment)
@@ -86,10 +87,10 @@ def main(
             compute(job_file, stage)
             end(ExitCode.OK)
         if nodes > 1:
-            from vantage.attempts.launchers import ray_train  # which loads torch and Ray
+            from vantage.attempts.launchers import ray_train  # this loads torch and Ray
 
             end(ray_train.run_ranks(job_file, stage, nodes=nodes, num_ranks=num_ranks))
-        from vantage.attempts.launchers import torchrun  # which loads torch
+        from vantage.attempts.launchers import torchrun  # this loads torch
 
         end(torchrun.run_ranks(job_file, stage, num_ranks))
     except BaseException as error:  # the process ends here, with a code for every reason
@@ -268,7 +269,7 @@ def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent's thread that forked it ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it has ended before the line above took effect
+    if os.getppid() != parent:  # the parent ended before the line above took effect
         os._exit(ExitCode.RESUME)
 
 
@@ -321,7 +322,7 @@ def _limit_threads(count: int) -> None:
 
 def import_function(stage: str) -> Callable[[StageJob], object]:
     """Return the function of that dotted name."""
-    if stage.startswith("tasks."):  # asked for by a version whose modules had no prefix, and queued since
+    if stage.startswith("tasks."):  # a queued request of a version whose modules had no prefix
         stage = f"vantage.{stage}"
     module, _, name = stage.rpartition(".")
     function: Callable[[StageJob], object] = getattr(importlib.import_module(module), name)

@@ -84,7 +84,7 @@ def _print_stacks(job_file: Path, num_ranks: int) -> None:
     """Print the stacks of all ranks, one rank after the other. Each writes into a file of its own, since in one file they would write into each other's lines."""
     files = [_stacks_file(job_file, rank) for rank in range(num_ranks)]
     before = sizes = _sizes(files)
-    _pass_on(signal.SIGCONT)  # one that is stopped writes nothing
+    _pass_on(signal.SIGCONT)  # a stopped process writes no stacks
     _pass_on(signal.SIGUSR1)
     grown_at = time.monotonic()
     give_up = grown_at + SECONDS_FOR_STACKS

@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.peers_python.exists():
         parser.error(f"--peers-python={options.peers_python} is not there; make bench makes it")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`, where both sides are ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` runs, which ends both sides
     cores = sorted(os.sched_getaffinity(0))
     ours, peer = (
         [str(python), "-m", f"benchmarks.peers.{side}"]

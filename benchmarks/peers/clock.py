@@ -53,7 +53,7 @@ class Clock:
             self._cpu_started, self._started = _cpu_seconds(), time.perf_counter()
         elif self._iterations == self._workload.warmup + self._workload.measured:
             print(json.dumps(asdict(self._work())), file=self._said, flush=True)
-            # and on: this side stays busy until the other one is done, when the runner ends both
+            # do not stop here: this side stays busy until the other one is done and the runner ends both
 
     def _work(self) -> Work:
         seconds, cpu_seconds = time.perf_counter() - self._started, _cpu_seconds() - self._cpu_started
@@ -82,7 +82,7 @@ class Clock:
             if torch.is_grad_enabled():
                 counts["trained_positions"] += input_ids.numel()
                 counts["trained_rows"] += int((input_ids == EOS).sum())
-                # of responses: one side may read a prompt once for several rows
+                # count only responses: one side may read a prompt once for several rows
                 prompts = int((input_ids == BOS).sum())
                 counts["trained_tokens"] += (
                     int((input_ids != PAD).sum()) - prompts * self._workload.prompt_tokens

@@ -58,7 +58,7 @@ def copy_sealed_folders(source: Path, target: Path, earlier: Path | None) -> Non
         if had is not None and _sizes(had) == _sizes(folder):
             shutil.copytree(had, target / folder.name, copy_function=os.link)
         else:
-            with suppress(FileNotFoundError):  # `vantage gc` has removed it
+            with suppress(FileNotFoundError):  # `vantage gc` has removed the folder
                 copy_folder(folder, target / folder.name)
 
 

@@ -160,7 +160,7 @@ def _save(settings: Settings, folder: Path) -> None:
 
 
 def _server(settings: Settings, name: str, folder: Path) -> Server:
-    environment = {key: os.environ[key] for key in OF_THE_CALLER if key in os.environ}  # and no login
+    environment = {key: os.environ[key] for key in OF_THE_CALLER if key in os.environ}  # logins are left out
     return {"prefect": prefect_server, "mlflow": mlflow_server}[name](settings, folder, environment)
 
 
@@ -168,7 +168,7 @@ def _start(settings: Settings, name: str, folder: Path) -> None:
     """Start a server that does not run properly, on another port if its own is taken; do not wait for it."""
     if _server(settings, name, folder).runs():
         return
-    stop(folder, name)  # with other settings, or without its main process
+    stop(folder, name)  # it runs with other settings, or without its main process
     if not is_free(settings.ports[name]):
         taken, settings.ports[name] = settings.ports[name], free_port()
         _save(settings, folder)

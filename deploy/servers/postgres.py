@@ -100,7 +100,7 @@ class OwnPostgres:
         if self.runs() and self._answers(seconds=START_SECONDS):
             return False
         self._initialise()
-        for _ in range(3):  # processes of a killed one may need a moment to end
+        for _ in range(3):  # processes of a killed server may need a moment to end
             if not is_free(self.settings.ports["postgres"]):
                 self.settings.ports["postgres"] = free_port()
             options = f"-p {self.settings.ports['postgres']} -c listen_addresses={LOOPBACK} -c unix_socket_directories=''"
@@ -224,7 +224,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd="/",
-        env={"PATH": os.defpath, "LC_ALL": "C"},  # nothing of the user's, no PGDATA and no login
+        env={"PATH": os.defpath, "LC_ALL": "C"},  # no variable of the user: no PGDATA and no login
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         user=user,

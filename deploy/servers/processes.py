@@ -108,7 +108,7 @@ def _mark_of(folder: Path, name: str) -> str:
 def _mark(process: psutil.Process) -> str | None:
     try:
         mark: str | None = process.environ().get(MARK)
-    except (psutil.Error, OSError):  # another user's, or ended
+    except (psutil.Error, OSError):  # it belongs to another user, or has ended
         return None
     return mark
 

@@ -79,7 +79,7 @@ def _make(request: AttemptRequest, number: int, stop: threading.Event) -> Attemp
                         stop=stop,
                         storage=storage,
                     )
-            except ValueError as error:  # it asks for more than this machine has
+            except ValueError as error:  # the attempt asks for more than this machine has
                 outcome = AttemptOutcome(status="failed", failure=explain(error))
     if outcome.artifact is not None:
         _make_room(storage, request)

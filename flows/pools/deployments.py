@@ -135,7 +135,8 @@ def deploy_attempts(client: SyncPrefectClient, pool: str) -> None:
     is_ours = registered is not None and (
         registered.work_pool_name,
         registered.entrypoint,
-        registered.parameter_openapi_schema,  # an earlier version's takes a request as an object alone
+        # the flow of an earlier version accepts a request only as an object
+        registered.parameter_openapi_schema,
     ) == (pool, ENTRYPOINT, parameters)
     if not is_ours:
         require_pool(client, pool)

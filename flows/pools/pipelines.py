@@ -203,7 +203,7 @@ def _text_of(source: str, overrides: Sequence[str]) -> str:
     """Return a recipe's file as text that means the same in every folder."""
     try:
         recipe = load_recipe(source)
-    except ValueError:  # valid only with its overrides
+    except ValueError:  # the recipe is valid only with its overrides
         recipe = load_recipe(source, overrides)
     values = recipe.model_dump(mode="json", exclude_unset=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
@@ -255,7 +255,8 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
         concurrency_limit=None if pipeline.strategy is None else pipeline.concurrency,
         concurrency_options=pipeline.strategy,
         paused=paused
-        and not schedules,  # remembered until it has a schedule again; it can be started by hand
+        # the pause is remembered until there is a schedule again; it can be started by hand
+        and not schedules,
         parameters=pipeline.parameters,
         description=f"Recipe {pipeline.version} in {pipeline.workspace}.",
         work_pool_name=pipeline.pool,

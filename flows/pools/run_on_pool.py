@@ -259,7 +259,7 @@ class _Attempt:
                 if time.monotonic() - answered >= OUTAGE_SECONDS:
                     raise
                 outcome = None
-                self._heard = time.monotonic()  # its heartbeats may be there, unread
+                self._heard = time.monotonic()  # its heartbeats may be in the storage, unread
                 self._outages.storage.noticed(error)
             if outcome is not None:
                 return self._ours(outcome)
@@ -396,7 +396,8 @@ class _Attempt:
         )
         if not self._messages.create("outcome.json", lost.model_dump_json().encode()):
             return self._outcome() or lost
-        self._messages.write("stop", b"")  # it may only have been cut off, and would train on
+        # the worker may only have been cut off, and would continue to train
+        self._messages.write("stop", b"")
         self._end_flow_run(self._flow_run.id, crashed=True)
         return lost
 

@@ -73,7 +73,7 @@ def _check_interval(seconds: float) -> None:
 
 
 def _check_cron(cron: str) -> None:
-    library: Any = croniter  # it has no types
+    library: Any = croniter  # the library has no type annotations
     try:
         library(cron, datetime.datetime.now(datetime.UTC)).get_next(datetime.datetime)
     except CroniterError as error:

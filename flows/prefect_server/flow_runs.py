@@ -234,7 +234,7 @@ async def _close(
                 continue
         except ObjectNotFound:
             log.debug("Prefect knows flow run %s no longer", each.flow_run_id)
-        except Exception:  # a server that fails: tried again by the next run
+        except Exception:  # the server fails; the next run tries again
             log.debug("flow run %s is not closed", each.flow_run_id, exc_info=True)
             continue
         closed.add(each.flow_run_id)
@@ -312,7 +312,7 @@ def _end_of(
         return None
     recorded = open_flow_run.task_runs.get(str(task_run.id))
     name = recorded.name if recorded else task_run.name  # an earlier version recorded no task runs
-    for step, stage in stages.items():  # which knows better than a task run that an outage has ended
+    for step, stage in stages.items():  # the record is right where an outage has ended the task run
         if name == f"{step} · attempt {stage.attempt or 1}" and stage.status in STATES:
             return TaskRunEnd(name=name, status=stage.status, message=why(stage))
     return recorded

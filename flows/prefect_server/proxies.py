@@ -27,7 +27,7 @@ def check_proxies(*, elsewhere: bool) -> None:
     Raises:
         ValueError: a variable cannot be used, and a server is on another machine; the message names both.
     """
-    for names, remedy in 2 * list(_REMEDIES.items()):  # either's fault may hide the other's
+    for names, remedy in 2 * list(_REMEDIES.items()):  # the fault of one variable may hide that of another
         named = [name for name in os.environ if name.upper() in names and os.environ[name]]
         if not named:
             continue
@@ -60,7 +60,8 @@ def _problem(*, without: Sequence[str] = ()) -> str | None:
     hidden = {name: os.environ.pop(name) for name in without}
     try:
         httpx.Client().close()
-    except Exception as error:  # of its own, of the address's parser, or of the import of what SOCKS needs
+    except Exception as error:
+        # raised by httpx, by the parser of the address, or by an import that SOCKS needs
         return safe_text(str(error).splitlines()[0] if str(error) else type(error).__name__)
     finally:
         os.environ.update(hidden)

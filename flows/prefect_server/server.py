@@ -50,7 +50,8 @@ runs stays enabled."""
 
 WITHOUT_BLOCKS = {
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
-    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # or it is noted that they are registered
+    # otherwise Prefect notes that the blocks are registered
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
 """Environment of a server that writes no types of blocks into a new database, a sixth of its start: a run uses none. A server
 that is started there by hand later writes them. The user's own values win."""
@@ -184,7 +185,8 @@ def start(workspace: Path) -> PrefectServer:
         configured = configured_url()
         if configured is not None:
             importlib.import_module("prefect.client.orchestration")
-    except Exception as error:  # of Prefect's settings: `wait_ready` raises it, once the run is open
+    except Exception as error:
+        # Prefect refuses a setting: `wait_ready` raises the error once the run is open
         server._error = error
         return server
     server._search = threading.Thread(
@@ -213,7 +215,7 @@ def configured_url() -> str | None:
     url = os.environ.get("PREFECT_API_URL")
     if url:
         return url
-    from prefect.settings import get_current_settings  # takes most of a second
+    from prefect.settings import get_current_settings  # importing it takes most of a second
 
     return get_current_settings().api.url
 
@@ -282,7 +284,7 @@ def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]
     """Return a Prefect server on ``port`` that ends with this process (``vantage.flows.prefect_server.tied_process``)."""
     left_out = [name for name in server_secrets(os.environ) if not name.startswith(_SERVER_PREFIXES)]
     if os.environ.get(_LOGIN) != os.environ.get("PREFECT_API_AUTH_STRING"):
-        left_out.append(_LOGIN)  # of another server: ours would refuse this very run
+        left_out.append(_LOGIN)  # the login of another server: with it, ours would refuse this very run
     environment = {
         **WITHOUT_BLOCKS,
         **{name: value for name, value in os.environ.items() if name not in left_out},
@@ -310,8 +312,8 @@ def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd=home,  # has no .env or prefect.toml of the user
-            umask=0o077,  # its files are accessible by their owner only
+            cwd=home,  # this folder has no .env or prefect.toml of the user
+            umask=0o077,  # only their owner can read its files
             start_new_session=True,  # without Ctrl-C: the server records how the run ends
         )
 

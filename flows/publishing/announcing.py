@@ -41,7 +41,8 @@ def announce_moves(workspace: Workspace, watcher: Watcher) -> None:
     """
     waiting = []
     for file in sorted((workspace.root / "runs").glob(f"*/ledger/{FILE}")):
-        if not Outbox(file.parent).is_unsent():  # else MLflow may not have moved the alias yet
+        # if records are unsent, MLflow may not have moved the alias yet
+        if not Outbox(file.parent).is_unsent():
             moves = AliasMoves(file.parent)
             waiting += [(moves, move) for move in moves.waiting()]
     if not waiting:
@@ -50,7 +51,7 @@ def announce_moves(workspace: Workspace, watcher: Watcher) -> None:
     try:
         if url is not None:
             _send([_event(move) for _, move in waiting])
-    except Exception as error:  # the aliases have moved, whatever Prefect does
+    except Exception as error:  # the aliases have moved, even if Prefect fails
         names = ", ".join(dict.fromkeys(move.target for _, move in waiting))
         watcher.say(
             f"  Prefect ({without_password(str(url))}) was not informed that {names} moved: "
@@ -80,4 +81,5 @@ def _send(events: list[dict[str, Any]]) -> None:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        client.request("POST", cast(Any, "/events"), json=events)  # its type lists no route of events
+        # its type annotation does not list the route of events
+        client.request("POST", cast(Any, "/events"), json=events)

@@ -266,7 +266,7 @@ def _require_intact(publication: Publication, ended: EndedRun) -> None:
 
 
 def _require_registry(address: str, name: str) -> None:
-    if tracking.is_missing_database(address):  # MLflow would make one
+    if tracking.is_missing_database(address):  # MLflow would create a missing database
         raise RunError(
             f"MLflow has no registered model {name}, and nothing was published from here yet; run a recipe that publishes it, "
             "or set MLFLOW_TRACKING_URI"

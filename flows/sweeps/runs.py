@@ -150,7 +150,7 @@ class SweepRuns:
             )
             orchestrator.begin()
             self._running.add(orchestrator)
-            if self._stopped:  # by a signal, in another thread
+            if self._stopped:  # a signal in another thread has asked for the stop
                 orchestrator.request_stop()
             try:
                 with opened(orchestrator):
@@ -316,7 +316,8 @@ def row_of(cell: Cell[ResolvedRecipe], record: RunRecord, sweep: Sweep) -> Row:
     reasons = [
         f"{name}: {stage.reason}"
         for name, stage in record.stages.items()
-        if stage.reason and stage.status != "blocked"  # it repeats that another stage failed
+        # the reason of a blocked stage only repeats that another stage failed
+        if stage.reason and stage.status != "blocked"
     ]
     reasons += [
         f"{name}: gate {verdict}"

@@ -57,7 +57,7 @@ def run_sweep(
     check_configured()
     check_proxies(elsewhere=workspace.uri is not None)
     resolved = resolve_sweep(written, workspace)
-    # once for all runs of a sweep, which so compare with the same version
+    # once for the whole sweep, so that all runs compare with the same version
     recipes = {arm: pinned(recipe, workspace) for arm, recipe in resolved.recipes.items()}
     swept = SweepPlan(resolved.sweep, recipes)
     machine, cells, store = this_machine(), swept.cells(), workspace.storage

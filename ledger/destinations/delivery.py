@@ -149,7 +149,7 @@ class Delivery:
             if try_lock(lock):
                 self._send_rest(already_sent=self._sent())
         except Exception:
-            self._end, self._entry, self._copy = 0, None, None  # read from the start next time
+            self._end, self._entry, self._copy = 0, None, None  # read the outbox from its start next time
             raise
         finally:
             os.close(lock)

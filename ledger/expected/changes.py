@@ -310,7 +310,7 @@ def _shown(entry: RunEntry, name: str, artifact: Artifact, *, is_reused: bool) -
     tags |= guard_tags(artifact)
     if tokenizer := getattr(artifact, "tokenizer_digest", None):
         tags["vantage.tokenizer_digest"] = tokenizer
-    # A headline metric is of the kept weights: its step is one after the last step of the curve with its name.
+    # A headline metric belongs to the kept weights. Its step is one after the last step of the curve with its name.
     # Its time is the artifact's, since MLflow would store the same number twice at two times.
     last_steps = {metric: step for (of, metric), step in entry.last_steps.items() if of == name}
     rows = (

@@ -317,7 +317,7 @@ class AuditedServer:
             except MlflowException as error:
                 if error.error_code not in _MISSING:
                     raise
-                found = []  # of a name with a quotation mark, for which MLflow cannot search
+                found = []  # MLflow cannot search for a name with a quotation mark
             self._listed[name] = {str(each.version): each for each in found}
         return self._listed[name]
 
@@ -389,7 +389,7 @@ class AuditedServer:
             raise Unanswered(f"there is no MLflow database at {self.address}")
         if self._address.startswith("sqlite"):
             self._uri = self._copied(Path(unquote(urlsplit(self._address).path)[1:]))
-        elif is_database(self._address):  # MLflow would make its tables
+        elif is_database(self._address):  # MLflow would create its tables in an empty database
             engine = create_engine(self._address)
             try:
                 if "experiments" not in inspect(engine).get_table_names():

@@ -49,7 +49,7 @@ def _pretrained(stage: StageEntry) -> PretrainedCritic | None:
         return None
     try:
         diagnosis = CriticDiagnosis.model_validate_json(file.read_bytes())
-    except ValidationError as error:  # of another version: its numbers are in the ledger all the same
+    except ValidationError as error:  # another version wrote it; the ledger has its numbers nevertheless
         log.warning("%s cannot be read, so there is no page about it (%s)", file, type(error).__name__)
         return None
     return PretrainedCritic(step=stage.name, diagnosis=diagnosis)

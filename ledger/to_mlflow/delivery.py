@@ -24,7 +24,7 @@ def send_earlier_runs(server: Server, runs: Path, *, skip: Outbox | None) -> Non
         try:
             Delivery(server, Outbox(folder)).send(wait_seconds=0.0)
         except OutboxBusy:
-            continue  # its own process sends it
+            continue  # the process of that run sends it
         except (
             ValueError,
             OSError,

@@ -276,7 +276,7 @@ def _damaged(found: PublishedVersion, problems: str) -> DamagedCopy:
 
 def _client(tracking_uri: str, name: str) -> MlflowClient:
     """Return a client for questions about a model. The name is checked first, since a client creates a missing database."""
-    if set(name) & _QUOTES:  # in a search, the rest of the name would be another condition
+    if set(name) & _QUOTES:  # in a search, the text after a quotation mark would be read as another condition
         raise NoSuchModel(
             f"{name!r} is no name of a registered model: it has a quotation mark or a backslash"
         )

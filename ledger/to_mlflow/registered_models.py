@@ -89,7 +89,7 @@ def publish(
     if note is not None:
         client.update_model_version(name, str(version), description=fit_description(note(version)))
     for tag, value in facts.items():
-        if tags.get(tag) != value:  # each takes MLflow a transaction
+        if tags.get(tag) != value:  # each call is a transaction in MLflow
             client.set_model_version_tag(name, str(version), tag, value)
     _link_version(client, producer.model_id, name, version)
     stays = None
@@ -149,7 +149,8 @@ def _delete_left_over(client: MlflowClient, versions: Sequence[ModelVersion]) ->
         try:
             client.delete_model_version(each.name, str(each.version))
         except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # the process that created it was faster
+            # a missing version: the process that created it has already deleted it
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
         model_id = model_in(f"{each.source}/")
         if model_id is not None:

@@ -256,7 +256,7 @@ class RunWriter:
         run_id = self.runs.run_of(change.stage, change.time)
         try:
             content = Path(change.path).read_bytes()
-        except OSError:  # removed since, or another machine sent it
+        except OSError:  # the file was removed since, or lies on another machine
             log.warning("%s is not there any longer, so MLflow has no %s", change.path, change.described)
             return
         self._client.log_text(run_id, content.decode(), change.name)
@@ -278,7 +278,7 @@ class RunWriter:
         """Record an artifact as a logged model, or an evaluation's samples; returns its tags and metrics for the stage's
         run."""
         artifact, tags = shown.artifact, dict(shown.tags)
-        model_id = None  # the id of the model whose page shows the headline metrics too
+        model_id = None  # the page of this model shows the headline metrics too
         if shown.model is not None:
             links = self._producers.links(entry, besides=artifact)
             model_id = record_model(
@@ -325,7 +325,7 @@ class RunWriter:
             return
         producer = self._producers.find(artifact)
         if producer is None or producer.model_id is None or producer.mlflow_run_id != self.runs.ids[stage]:
-            return  # the other run that made it describes it
+            return  # another run made it, and describes it
         note = model_note(entry, stage, self._model_pages(entry, stage), self._producers.links(entry))
         if self._notes.get(producer.model_id) != note:
             self._client.set_logged_model_tags(producer.model_id, {NOTE: fit_tag(note)})

@@ -48,7 +48,7 @@ def example_prompt(entry: RunEntry, stage: str) -> str | None:
         file = Path(each.folder or "", "candidate.parquet")
         if each.kind != "evaluation" or each.folder is None or not file.is_file():
             continue
-        with suppress(OSError, ValueError):  # damaged, or without prompts: any text shows the form
+        with suppress(OSError, ValueError):  # the file is damaged or has no prompts; any text shows the form
             for batch in pq.ParquetFile(file).iter_batches(1, columns=["prompt"]):
                 return str(batch.column(0)[0])
     return None

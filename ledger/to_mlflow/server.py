@@ -33,7 +33,8 @@ _PERMANENT_ERRORS = frozenset(
 
 _EXPERIMENT_TAGS = {
     EXPERIMENT_TAG: "true",
-    "mlflow.experimentKind": "custom_model_development",  # or else MLflow opens it as one of chats and traces
+    # without this tag MLflow opens the experiment in its view of chats and traces
+    "mlflow.experimentKind": "custom_model_development",
 }
 
 
@@ -52,7 +53,8 @@ class Server:
         database = _sqlite_file(tracking_uri)
         self._artifacts = artifacts.as_uri() if is_database(tracking_uri) else None
         with _creating(database):
-            if database is not None and database.parent == artifacts.parent:  # the workspace's own
+            # only the workspace's own database is made private
+            if database is not None and database.parent == artifacts.parent:
                 make_private(database)  # SQLite's other files get the same mode
             with migrated_once(f"mlflow-{version('mlflow')}.db", database, rows_of=["workspaces"]):
                 self.client = MlflowClient(tracking_uri=tracking_uri)

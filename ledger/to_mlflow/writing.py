@@ -20,7 +20,7 @@ def write(
     metrics: Iterable[entities.Metric] = (),
 ) -> None:
     """Write any number of params, tags and metrics; texts that are too long are truncated."""
-    client.log_batch(  # which makes as many requests of it as MLflow's limits ask for, and none of nothing
+    client.log_batch(  # it splits the batch by MLflow's limits, and sends no empty request
         run_id,
         metrics=list(metrics),
         params=[entities.Param(name, fit_param(value)) for name, value in (params or {}).items()],

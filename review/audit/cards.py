@@ -38,7 +38,7 @@ def model_card_checks(evidence: Evidence, run_id: str, step: str) -> Iterator[Ch
     found = model.tags.get(NOTE, "")
     written = list(_writings(evidence, run_id, replay, step))
     first = max((each.end for each in written if each.end in sent.ends), default=0)
-    # What is sent just now may be there already, and not be noted as sent.
+    # Operations that are being sent now may have arrived without being noted as sent.
     states = [each.entry for each in written if each.end >= first]
     if not states or not (found or replay.is_chained):
         return  # an earlier version wrote none

@@ -143,7 +143,8 @@ def _model(provenance: Mapping[str, Any], record: RunRecord, step: str, entry: R
             base=None,
             parents=artifact.parents,
             metrics=artifact.metrics,
-            provenance=stage.provenance if provenance.get("provenance") else {},  # MLflow's copy has none
+            # MLflow's copy has no provenance
+            provenance=stage.provenance if provenance.get("provenance") else {},
         ),
     )
 

@@ -72,7 +72,7 @@ def guard_checks(evidence: Evidence, run_id: str, step: str, ref: Ref) -> Iterat
     """Check the recorded firings of the stage of a run that made an artifact."""
     record = evidence.record(run_id)
     if not isinstance(record, RunRecord):
-        return  # the check of the record reports it, and the recipe is not known
+        return  # the check of the record reports this, and without it the recipe is not known
     stage = record.stages.get(step)
     curves = _curves_of(evidence, record, step, ref.provenance.get("code"))
     if curves is None or stage is None:

@@ -111,7 +111,7 @@ def _tag_problems(what: str, found: "MlflowRun", model: "LoggedModel") -> Iterat
     expected |= {name: value for name, value in found.tags.items() if is_parent(name)}
     yield from differing(what, model.tags, expected)
     for name in sorted(model.tags.keys() - expected.keys()):
-        # adapters have a base among their parents, which is no input
+        # the base of adapters is among their parents, but is no input
         if name.startswith(PREFIX) and not is_parent(name):
             yield f"{what} has the tag {name}, which nobody sent"
 

@@ -121,7 +121,7 @@ def _differences(
         if name not in stored or name not in expected or stored[name] != expected[name]:
             said = str(stored[name])[:80] if name in stored else "absent"
             must = f"must be {expected[name]}" if name in expected else "nobody published it"
-            # What is in the place of a flavor or a signature is named once
+            # A value that replaces a flavor or a signature is reported once
             yield f"{DESCRIPTION}: {name} is {said}, {must}"
 
 
@@ -140,7 +140,7 @@ def _environment_problems(
         yield f"requirements.txt: has {len(required)} packages, and {len(names)} were published"
     python = stored.get("flavors.python_function.python_version")
     expected = dict(_lines({"python": python, "build_dependencies": _BUILD, "dependencies": _INSTALL}))
-    if python is None:  # of adapters, which MLflow does not load
+    if python is None:  # MLflow does not load adapters, so they have no version of Python
         expected.pop("python")
     found = dict(_lines(environment))
     for name in dict.fromkeys((*expected, *found)):

@@ -56,7 +56,8 @@ def link_problems(
         yield "tag vantage.reused_from is absent, and the run does not show the artifact itself"
     tag = found.tags.get(_PUBLISHED)
     if tag is not None:
-        for each in tag.split(_BETWEEN) if stage is None else [tag]:  # the parent run has those of all stages
+        # the parent run has the publications of all stages
+        for each in tag.split(_BETWEEN) if stage is None else [tag]:
             yield from _publication_problems(evidence, replay, stage, each)
     if SWEEP & found.tags.keys():
         yield from _sweep_problems(evidence, found)

@@ -75,7 +75,7 @@ def _wrong_status(record: RunRecord, step: str, stage: StageRecord, artifact: Ar
     if stage.status == stands or (stands == "open" and stage.status in SUCCEEDED):
         return ""
     if stage.status == "waiting_approval" == standing(step, artifact, stage.verdicts, ()):
-        return ""  # answered, and not resumed since
+        return ""  # a person answered, and the run was not resumed since
     must_be = "completed" if stands == "open" else stands.replace("_", " ")
     return f"run.json says {stage.status.replace('_', ' ')}; by its verdicts and the answers to them it is {must_be}"
 

@@ -50,7 +50,7 @@ def _compared(
     certain = [line.end for line, is_certain in written if is_certain and line.end in sent.ends]
     if not found and not certain:
         return None
-    # What is sent just now may be there already, and not be noted as sent.
+    # Operations that are being sent now may have arrived without being noted as sent.
     states = [line.entry for line, _ in written if line.end >= max(certain, default=0)]
     not_taken = {
         each.operation.registered_model

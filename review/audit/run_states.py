@@ -92,7 +92,7 @@ def _run_problems(record: RunRecord) -> Iterator[str]:
     follows = outcome_of(record)
     if record.status in _SETTLED and record.status != follows:
         if record.status == "waiting_approval" and record.questions:
-            return  # answered, and not resumed since
+            return  # a person answered, and the run was not resumed since
         yield f"run.json has the status {_words(record.status)}, and by its stages the run is {_words(follows)}"
 
 
@@ -129,7 +129,8 @@ def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str | Missing
                 yield f"run.json records that {step} is {_words(stage.status)}, the outbox no end of attempt {last.attempt}"
         elif isinstance(last, FinishStage) and last.outcome in ("failed", "resumable"):
             yield f"the outbox records that {step} is {_words(last.outcome)}, run.json that it is {_words(stage.status)}"
-        elif isinstance(last, RecordReuse) or last.artifact is None:  # found, and then it waited for a person
+        elif isinstance(last, RecordReuse) or last.artifact is None:
+            # the artifact was found, and then the stage waited for a person
             if stage.status == "completed" and not _is_answered(since, step):
                 yield f"the outbox records that {step} was found in the store, run.json that it was made"
         elif stage.status == "reused" and not _is_recorded_late(replay, last):

@@ -52,7 +52,7 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missin
     if isinstance(destination, Missing):
         return destination
     end = None if destination is None else _ends(evidence, run_id).get(destination)
-    if end is None:  # it has nothing of the run, or the file with the offset was lost
+    if end is None:  # the destination has nothing of the run, or the file with the offset was lost
         knows = evidence.ask(lambda server: server.knows(experiment, run_id))
         if isinstance(knows, Missing) or not knows:
             return Missing(

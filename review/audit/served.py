@@ -229,7 +229,7 @@ def _is_there(location: str) -> bool:
     try:
         return folder is not None and not _why_no_path(folder) and folder.is_dir()
     except PermissionError:
-        return True  # reading it is not checked then
+        return True  # it may exist, so it counts as there
 
 
 def _why_no_path(folder: Path) -> str:

@@ -283,7 +283,7 @@ class Walk:
     def _recorded_by(self, found: Found) -> list[tuple[str, str]]:
         """Return the runs whose records have the artifact, each with its step: the one that made it first."""
         if _is_beside(found.ref):
-            return []  # runs record the stage that has left it
+            return []  # runs record the stage beside which it is stored, not the artifact itself
         made = [] if found.ref is None else [(found.ref.run_id, found.step)]
         if self._own_shorter(found) is not None:
             made = []

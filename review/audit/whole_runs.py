@@ -116,7 +116,7 @@ def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
         try:
             sent = ResolvedRecipe.model_validate(opening.recipe)
         except ValidationError:
-            continue  # of another version of Vantage
+            continue  # another version of Vantage wrote the recipe
         if sent != record.recipe:
             changed = differences(record.recipe.model_dump(mode="json"), sent.model_dump(mode="json"))
             yield f"the outbox has another recipe than run.json: {'; '.join(changed)}"

@@ -163,7 +163,7 @@ def _of_files(
             if pair.a.record.metrics and pair.b.record.metrics:
                 samples, why = samples_of(storage, (pair.a, a.recipe), (pair.b, b.recipe))
             return rows, samples, [*notes, *([] if why is None else [why])]
-        except (OSError, ValueError) as error:  # files of the right size, and no Parquet
+        except (OSError, ValueError) as error:  # the files have the right size but are no Parquet
             damage = [str(error).splitlines()[0]]
     notes.append(
         f"{pair.a.name}: files are damaged and not compared: {'; '.join(damage)}; `vantage audit` reads every byte"
@@ -191,7 +191,7 @@ def _provenance(pairs: Sequence[Pair]) -> tuple[ProvenanceDifference, ...]:
     steps: dict[tuple[str, str | None, str | None], list[str]] = {}
     for pair in pairs:
         ours, theirs = pair.a.record.provenance, pair.b.record.provenance
-        if not ours or not theirs:  # nothing of it was computed
+        if not ours or not theirs:  # no attempt of the stage computed anything
             continue
         for part in dict.fromkeys((*ours, *theirs)):
             if ours.get(part) != theirs.get(part):

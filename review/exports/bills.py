@@ -71,7 +71,8 @@ def _made_of(
         return
     seen.add(artifact.digest)
     found = run.maker(step)
-    maker = found if isinstance(found, Maker) else Maker(run, step)  # the record of who made it is gone
+    # without a maker, the record of the run that made it is gone
+    maker = found if isinstance(found, Maker) else Maker(run, step)
     yield maker, artifact
     record = maker.run.record
     if isinstance(record, RunRecord):

@@ -27,7 +27,7 @@ def main() -> None:
     workspace = Workspace.at(place)
     word = ""
     while word != WRITE:
-        with suppress(Exception):  # what is wrong now is wrong again below, and is reported there
+        with suppress(Exception):  # an error here occurs again below, and is reported there
             page_of(workspace, read_run(workspace, run_id))
         word = words.get()
     write_report(workspace, run_id)

@@ -66,7 +66,7 @@ class ReportProcess:
 
     def _tell(self, word: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # it has failed: `finish` reports why
+            with suppress(OSError):  # the process has failed, and `finish` reports why
                 self._process.stdin.write(f"{word}\n")
                 self._process.stdin.flush()
 

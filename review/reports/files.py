@@ -26,7 +26,7 @@ def write_report(
         RunError: there is no such run, or it cannot be read.
         OSError: the file cannot be written (ValueError: it is a folder).
     """
-    if file is not None and file.is_dir():  # which would be moved out of the way
+    if file is not None and file.is_dir():  # otherwise the folder would be moved away
         raise ValueError(f"--to {file} is a folder; name a file in it")
     record = read_run(workspace, run_id)
     page = page_of(workspace, record, annex=annex)

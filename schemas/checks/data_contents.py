@@ -44,7 +44,7 @@ def _readings(recipe: PartialRecipe, references: RecipeReferences) -> dict[str, 
         (("data", name, "split", "test"), name) for name, data in recipe.data.items() if data.is_test_set
     ]
     for path, other in kept_apart:
-        if other in recipe.data:  # of those that stages read, these are their content
+        if other in recipe.data:  # for datasets that stages read, these readings tell the content
             readings.setdefault(other, [(path, "prompts")])
     return readings
 

@@ -35,7 +35,7 @@ def few_prompts(recipe: Recipe, inputs: Inputs, measured: Measured) -> Iterator[
     for name, stage in recipe.stages.items():
         for gate in stage.gate:
             if gate.metric not in estimated_metric_names(stage.kind) or KINDS[stage.kind].benchmarks:
-                continue  # how many examples a task has is in its files
+                continue  # only the files of a task tell how many examples it has
             step = _held_out_of(name, stage, inputs, gate.metric)
             asked = asked_test_rows(recipe.data, recipe.mixtures, step.partition(".")[2])
             n = _prompts(stage, asked=asked, rows=measured.get(step, {}).get("test_rows"))

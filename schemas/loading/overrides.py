@@ -104,7 +104,7 @@ def _apply(plain: Any, override: Override) -> Path:
             _refuse_new_name(node, path, depth)
             node[key] = {}
         elif key == "algorithm" and isinstance(node[key], str):
-            node[key] = {"preset": node[key]}  # the short form
+            node[key] = {"preset": node[key]}  # the recipe used the short form
         node, reached = node[key], (*reached, key)
         if (
             key == "gate"

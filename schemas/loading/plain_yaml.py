@@ -145,7 +145,7 @@ def _events(text: str) -> Iterator[yaml.Event]:
 
 
 def _line(event: yaml.Event) -> int:
-    assert event.start_mark is not None  # events of a parsed text have one
+    assert event.start_mark is not None  # events of a parsed text have a mark
     return event.start_mark.line + 1
 
 

@@ -167,7 +167,7 @@ def _adapter_problems(owner: Path, model: Any) -> list[Problem]:
     source, has_base = model_source(model["source"]), isinstance(model.get("base"), str)
     try:
         is_adapter = isinstance(source, LocalPath) and is_file(source.path / "adapter_config.json")
-    except UnresolvablePath:  # which is a problem of its own
+    except UnresolvablePath:  # another check reports this
         return []
     if is_adapter and not has_base:
         remedy = f"name the model that it was trained on as {name}.base: a folder, or hub:ORGANISATION/NAME@REVISION"

@@ -33,7 +33,7 @@ class PromptSelection(Stage):
 
     @rule
     def _the_range_is_not_empty(self) -> None:
-        low, high = self.pass_rate  # of two numbers, or the field itself was refused
+        low, high = self.pass_rate  # it has two numbers, or the field itself was refused
         if low > high:
             raise ValueError(f"pass_rate=[{low:g}, {high:g}] is an empty range; write the lower bound first")
 

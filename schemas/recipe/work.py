@@ -15,7 +15,7 @@ from vantage.schemas.recipe.terms import VerifierTerm
 class Work(Frozen):
     """The work of one stage process; its ``kind`` is a row of ``vantage.schemas.kinds``."""
 
-    if TYPE_CHECKING:  # every class has a literal of its own
+    if TYPE_CHECKING:  # every subclass declares its own literal
         kind: str
 
 

@@ -328,7 +328,7 @@ def share(value: float | None) -> str:
     """Return a number that is at most 1, such as explained variance, with two decimals."""
     if value is None:
         return "–"
-    return f"{value:z.2f}" if abs(value) < 100 else f"{value:,.0f}"  # z: no −0.00
+    return f"{value:z.2f}" if abs(value) < 100 else f"{value:,.0f}"  # the flag z avoids −0.00
 
 
 def _range(estimate: Estimated) -> str:

@@ -124,7 +124,8 @@ def key_parts(
         _verifier_by_content(configuration["algorithm"], role, digests, role, kind)
     _judges_by_content(configuration, digests, kind)
     if (configuration.get("watch") or {}).get("prompts"):
-        configuration["watch"]["prompts"].pop("data")  # by content, in its role
+        # the key has the dataset's content under its role instead
+        configuration["watch"]["prompts"].pop("data")
     if row.imports is not None:
         named |= _source_by_content(work, configuration[row.imports], digests)
     unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]
@@ -135,7 +136,7 @@ def key_parts(
 
     for field in (*NOT_IN_KEY, *row.roles, "reward"):
         configuration.pop(field, None)
-    if configuration.get("lora") is False:  # as in a recipe that knows no adapters
+    if configuration.get("lora") is False:  # left out as in recipes from before adapters existed
         configuration.pop("lora")
     if "algorithm" in configuration:
         configuration["algorithm"].pop("preset")  # a preset is only a name for its switches
@@ -158,7 +159,7 @@ def _named_inputs(work: Work, configuration: dict[str, Any], digests: dict[str, 
     named = {
         role: _take(digests, role, kind) for role in row.roles if role in digests or configuration.get(role)
     }
-    if isinstance(work, ImportVerifier):  # the datasets of its dry run
+    if isinstance(work, ImportVerifier):  # its inputs are the datasets of its dry run
         named |= {role: _take(digests, role, kind) for role in sorted(digests) if role.startswith("prompts.")}
     if isinstance(work, MixData):
         named |= {

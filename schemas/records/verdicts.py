@@ -220,7 +220,7 @@ def _judge(
     if critic is not None:
         counts["carrying_prompts"] = critic.prompts
     method = method_of(metric, measured, own)
-    if method == "wilson" and (like is None or like.method != method):  # else an earlier version judged
+    if method == "wilson" and (like is None or like.method != method):  # otherwise an earlier version judged
         return _Judged(gate_interval_of_share(measured, own, confidence=confidence), "share", counts)
     return _Judged(interval_among(metric, evidence, uncertainty, confidence=confidence), method, counts)
 

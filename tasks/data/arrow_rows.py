@@ -63,7 +63,7 @@ def _damage_explained() -> Iterator[None]:
         raise
     except _DAMAGED as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk, and not what is in the file
+            raise  # the disk is at fault, not the content of the file
         raise UnreadableFile(f"{_reason(error)}; {WRITE_AGAIN}") from error
 
 
@@ -109,9 +109,10 @@ def rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
         pa.ArrowInvalid: an offset or an index leads out of the data, so that any text may be another row's.
     """
     try:
-        batch.validate(full=True)  # or a wrong offset, which Arrow does not look at, ends the process
+        # otherwise a wrong offset, which Arrow does not check, would crash the process
+        batch.validate(full=True)
         yield from batch.to_pylist(maps_as_pydicts="strict")
-    # A key that is twice in a map, text that is no UTF-8, a date beyond Python's
+    # Causes: a key that is twice in a map, text that is no UTF-8, a date beyond Python's range
     except (ValueError, KeyError, OverflowError):
         batch = _without_dictionaries(batch)
         for number in range(batch.num_rows):
@@ -147,7 +148,7 @@ def _decoded(column: pa.DictionaryArray) -> pa.Array:
     if bytes_type is None and not (pa.types.is_primitive(values.type) or pa.types.is_decimal(values.type)):
         return column
     raw = values if bytes_type is None else values.view(bytes_type)
-    raw.validate(full=bytes_type is not None)  # of bytes, all that can be wrong is where they are
+    raw.validate(full=bytes_type is not None)  # values of bytes can only be wrong in their offsets
     column.indices.validate(full=True)
     decoded = pa.DictionaryArray.from_arrays(column.indices, raw).dictionary_decode()
     return decoded if bytes_type is None else decoded.view(values.type)

@@ -81,7 +81,7 @@ class RowMapper:
                 for ours, spec in self.columns.items()
             }
         except ValueError:
-            self._found.update(self._paths_in(row))  # later parts may occur in this row alone
+            self._found.update(self._paths_in(row))  # some paths may occur only in this row
             raise
 
     def paths(self) -> list[str]:

@@ -194,7 +194,7 @@ def _message(turn: Mapping[str, Any]) -> Message:
             del extra["tool_calls"]
     if role == "assistant":
         _refuse_unread(turn, extra)
-    if role == "assistant" and turn.get("weight") == 0:  # OpenAI's: it is not learnt
+    if role == "assistant" and turn.get("weight") == 0:  # OpenAI's mark of a turn that is not trained on
         extra["weight"] = 0
     if author == "function_call" and isinstance(content, str):
         extra, content = {"tool_calls": [{"type": "function", "function": _call(content)}]}, ""
@@ -217,7 +217,7 @@ def _refuse_unread(turn: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
 
 
 def _text(content: Any, turn: Mapping[str, Any]) -> str:
-    if isinstance(content, list):  # parts, as models of several media have them
+    if isinstance(content, list):  # a list of parts, as multimodal models have them
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
         if not texts or len(texts) < len(parts):

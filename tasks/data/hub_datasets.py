@@ -115,7 +115,7 @@ def _streamed(source: HubDataset, load: Load, files: Sequence[str], ending: str)
     for file in files:
         with hub.open(_url(source, file), "rb") as remote:
             num_bytes += remote.size
-            if load.max_rows is None:  # else no more is read than these rows take
+            if load.max_rows is None:  # with max_rows no more than these rows is read
                 limit.check(str(source), num_bytes)
             yield from read_rows_of_open(cast(BinaryIO, remote), file, ending, limit)
 
@@ -154,7 +154,8 @@ def _explained(source: HubDataset, load: Load) -> Iterator[None]:
         yield
     except (UnreadableFile, SourceTooLarge):
         raise
-    except Exception as error:  # one for every way in which a network or a repository can fail
+    except Exception as error:
+        # the library raises another type for each way in which a network or a repository can fail
         shown = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
         named = ", ".join(f"{key}: {value}" for key, value in load.model_dump(exclude={"streaming"}).items())
         raise UnreachableHub(

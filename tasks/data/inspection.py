@@ -199,7 +199,7 @@ def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, en
         hint = "; .jsonl has an object on each line" if ending.startswith(".jsonl") else ""
         return f"{path}: {said}; the first is {fault.reason}: {fault.shown}{hint}"
     names = ", ".join(map(str, rows[0]))
-    if {"parent_id", "text", "role"} <= set(rows[0]):  # OASST's
+    if {"parent_id", "text", "role"} <= set(rows[0]):  # OASST's format
         return (
             f"{path}: each row is one message, which names the one before it in parent_id; write a row for each "
             "conversation ([{role, content}]), or for each prompt with its ranked answers (prompt, responses, ranks)"

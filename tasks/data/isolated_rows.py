@@ -67,7 +67,7 @@ def _start() -> tuple["subprocess.Popen[bytes]", Connection]:
             [sys.executable, "-m", row_worker.__name__, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # of a crash, the signal is reported
+            stderr=subprocess.DEVNULL,  # after a crash, the signal is reported instead
             pass_fds=(theirs.fileno(),),
             # Other allocators reserve addresses beyond the limit
             env={**os.environ, "PYTHONSAFEPATH": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"},

@@ -66,7 +66,7 @@ def mismatched(rows: Completions, indices: Sequence[int]) -> Completions:
     found_prompts: list[list[int]] = []
     found_responses: list[list[int]] = []
     partner: int | None = None
-    # Two rounds over the rows: the second knows the partner of rows at the beginning, which lies at the end
+    # Two rounds over the rows: rows at the beginning may have their partner at the end, which the second round knows
     prompts = [rows.prompt_ids[index] for index in indices]
     count = len(prompts)
     for place in range(2 * count):

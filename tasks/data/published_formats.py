@@ -34,7 +34,7 @@ _RESPONSES = (
     "response",
     "output",
     "completion",
-    "solution",  # before the answer: of the two, it contains the reasoning
+    "solution",  # before "answer", since the solution contains the reasoning too
     "answer",
     "reply",
     "target",
@@ -253,7 +253,7 @@ def _published_judgments() -> Iterator[Format]:
         {"prompt": "history", "response_a": "human_ref_A", "response_b": "human_ref_B", "label": "labels"},
         {"first": ("1",), "second": ("0",)},
     )
-    sides = {"responses": "response_[ab]", "scores": "winner_model_[ab]"}  # 1 for the winner
+    sides = {"responses": "response_[ab]", "scores": "winner_model_[ab]"}  # the winner has 1
     yield Format("judgments, a column for each answer (Chatbot Arena)", {"prompt": "prompt", **sides})
     sides = {"response_a": "response1", "response_b": "response2", "label": "overall_preference"}
     yield Format("judgments from -3 to 3 (HelpSteer3)", {"conversation": "context", **sides}, _SIGNED)

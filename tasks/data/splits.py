@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:  # pydantic is half of the start of the process that reads files
+if TYPE_CHECKING:  # importing pydantic is half of the start-up time of the process that reads files
     from vantage.schemas.recipe.inputs import Shares, Split
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"

@@ -229,7 +229,7 @@ def _replies_in(path: Path) -> Iterator[StoredAnswer]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                return  # a kill has cut it off
+                return  # a kill has cut the last line off
             try:
                 yield read_answer(line)
             except ValueError:

@@ -282,7 +282,7 @@ class Asking:
             self._rate = AsyncLimiter(1, interval)
             await asyncio.sleep(
                 self._last_request + interval - time.monotonic()
-            )  # the limiter knows of no earlier batch
+            )  # a new limiter does not know when the last batch was sent
         self._last_answer = time.monotonic()
         async with self._client() as client, asyncio.TaskGroup() as tasks:
             requests = _Requests(client, keep, may_go_on)

@@ -18,7 +18,7 @@ def load(term: LengthPenalty, source: Source) -> TermScores:
             return relative_penalty(lengths, given.cases()).float()
         if term.length == "linear":
             return linear_penalty(lengths, limit=limit).float()
-        assert term.buffer is not None  # a rule of the term
+        assert term.buffer is not None  # the recipe class refuses a term without it
         return overlong_penalty(lengths, max_length=limit, buffer=max(1, round(term.buffer * limit))).float()
 
     return scores

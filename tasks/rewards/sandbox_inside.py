@@ -81,7 +81,8 @@ def main() -> None:
     is_inside = request["folder"] is None
     if is_inside:
         _shut_in(seccomp)
-    _libc.prctl(PR_SET_DUMPABLE, 0)  # so that the program, which has the same user, cannot look in here
+    # so that the program, which runs as the same user, cannot trace this process
+    _libc.prctl(PR_SET_DUMPABLE, 0)
     deadline = time.monotonic() + request["clock"]
     own = FOLDER
     for place, test in enumerate(request["tests"]):
@@ -133,7 +134,7 @@ def _shut_in(seccomp: Any) -> None:
     _called(_libc.syscall(_number(seccomp, "pivot_root"), b".", b"."), "pivot_root")
     _called(_libc.umount2(b".", MNT_DETACH), "umount2")
     os.chdir("/")
-    _make_read_only("/", seccomp)  # and all that is mounted in it
+    _make_read_only("/", seccomp)  # this includes all that is mounted below it
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
@@ -282,7 +283,7 @@ def _filter(seccomp: Any) -> None:
     context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint32(ALLOW)))
     for name in REFUSED.split():
         number = _number(seccomp, name)
-        if number != -1:  # no call of this processor
+        if number != -1:  # −1: this processor has no such call
             _added(seccomp.seccomp_rule_add_array(context, ctypes.c_uint32(REFUSE), number, 0, None))
     on_itself = {"tgkill": os.getpid(), "prlimit64": 0}  # to abort, and to read limits
     conditions = [(name, Compare(0, NOT_EQUAL, allowed, 0)) for name, allowed in on_itself.items()]

@@ -48,7 +48,7 @@ class Term:
 
     def score(self, given: Responses) -> dict[str, Tensor]:
         """Return each score's name in curves → scores (B,), unclipped and unweighted."""
-        assert not isinstance(self.scores, StepScores)  # ``step_rewards`` scores it
+        assert not isinstance(self.scores, StepScores)  # ``step_rewards`` scores terms with steps
         if not isinstance(self.scores, NamedScores):
             return {self.name: self.scores(given)}
         return dict(zip(self.score_names, self.scores.scores(given).unbind(dim=1), strict=True))

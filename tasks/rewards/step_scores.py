@@ -69,7 +69,7 @@ class StepFinder:
         for place, token in enumerate(ids):
             try:
                 more = stream.step(backend, token)
-            except Exception:  # the library raises this very class where a text changes when it goes on
+            except Exception:  # the library raises plain Exception where a text changes as it continues
                 return None
             text += more or ""
             is_complete = False

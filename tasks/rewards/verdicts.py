@@ -71,7 +71,7 @@ def _by_name(returned: Mapping[object, object]) -> dict[str, float]:
 def _finite(score: Any, what: str) -> float:
     try:
         found = float(score)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # the integer is too large for a float
         found = math.inf
     if not math.isfinite(found):
         raise UnusableVerdict(f"{what} is not finite; return a finite number, for a failed measurement too")

@@ -108,7 +108,7 @@ def _run(file: Path, *, name: str) -> ModuleType:
     """Return the module made from the file; no bytecode is left in the store."""
     module = ModuleType(f"_verifier_{name}")
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # where a dataclass looks its own module up
+    sys.modules[module.__name__] = module  # dataclasses look up their own module here
     try:
         code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
     except SyntaxError as error:
@@ -176,7 +176,7 @@ def shown_case(prompt: str, response: str, answer: str | None) -> str:
 
 def _short(value: object) -> str:
     if isinstance(value, str | bytes):
-        value = value[: _SHOWN_CHARACTERS + 1]  # what is never shown need not be written out
+        value = value[: _SHOWN_CHARACTERS + 1]  # only the shown part has to be written out
     try:
         return _cut(repr(value))
     except BaseException:  # a user's class may do anything

@@ -133,10 +133,11 @@ class VerifierProcess:
                 progress.phase("waiting for verifiers", number, len(asked))
                 seconds = _seconds(running, number, len(asked), of_one=self._call_seconds or CALL_SECONDS)
                 verdict = self._verdict(running, case, seconds=seconds)
-                if verdict is None:  # the process has ended over this response, which is wrong
+                # None: the process has ended while judging this response, which counts as wrong
+                if verdict is None:
                     running = self._restarted(asked[number + 1 :])
                 self._known[case].append(self._wrong if verdict is None else verdict)
-            running.look(0.0)  # what it has printed
+            running.look(0.0)  # read what it has printed
             found = [self._known[case].popleft() for case in cases]
             for case in set(cases):
                 if not self._known[case]:

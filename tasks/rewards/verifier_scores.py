@@ -135,7 +135,7 @@ def judged(
     if form.kind == "right_or_wrong":
         return _numbers(verifier, prompts, responses, answers, names=()).squeeze(1).bool()
     right = right_of(verifier)
-    assert right is not None  # refused when it was loaded
+    assert right is not None  # a verifier without it was refused when it was loaded
     found = _numbers(verifier, prompts, responses, answers, names=form.names)
     column = form.names.index(right.score) if right.score is not None else 0
     return found[:, column] >= right.at_least

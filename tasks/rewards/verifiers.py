@@ -53,7 +53,7 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
         BrokenVerifier: a user's file cannot be used.
         MissingAnswers: it compares with answers, and prompts of the stage have none.
     """
-    if name in BUILTIN_FUNCTIONS:  # which no verifier of a recipe's own is called
+    if name in BUILTIN_FUNCTIONS:  # no verifier of a recipe may have such a name
         return BUILTIN_FUNCTIONS[name]
     configuration = read_configuration(job.inputs[role])
     if configuration.source in COMPARING:
@@ -161,7 +161,7 @@ def read_form(folder: Path) -> VerdictForm:
 def form_of(verifier: VerifierFunction) -> VerdictForm:
     """Return the form of a loaded verifier's verdicts."""
     form = verifier.form if isinstance(verifier, VerifierProcess) else RIGHT_OR_WRONG
-    assert form is not None  # only a dry run has none
+    assert form is not None  # only in a dry run the form is not known
     return form
 
 

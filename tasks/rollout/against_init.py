@@ -42,7 +42,7 @@ def verdicts_of_model(judge: PromptedJudge, sampled: Sampled, first: FirstRespon
     same = are_equal(sampled, first)
     rows = [row for row, is_same in enumerate(same.tolist()) if not is_same]
     wins, disagree = torch.full(same.shape, 0.5, dtype=torch.float64), torch.zeros_like(same)
-    if not rows:  # as at the first measurement: what is too long is refused before anything trains
+    if not rows:  # the first measurement has only equal pairs: check their length before anything trains
         encoded_questions(judge, sampled.prompts, first.texts, first.texts)
     else:
         prompts, ours, theirs = (

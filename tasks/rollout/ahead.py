@@ -210,7 +210,7 @@ class AheadEngine:
             origin = replace(origin, iteration=iteration)
         stream = None
         is_on_gpu = isinstance(self._now, LocalEngine) and self._now.policy.device.type == "cuda"
-        if is_on_gpu:  # else each waits for the other's queue
+        if is_on_gpu:  # without a stream of its own, each thread would wait for the other's queue
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
         begun = _Begun(repeated, seed, origin=origin)
@@ -237,7 +237,7 @@ class AheadEngine:
         if begun is None or greedy or (begun.prompts, begun.seed) != (repeated, seed):
             if begun is not None and self._is_shared:
                 self._wait_for(begun)
-                ranks.wait()  # for those of the other ranks too, before the servers get other weights
+                ranks.wait()  # wait for the other ranks' responses too, before the servers get other weights
             self._give_late()
             return self._now.generate(prompts, count=count, seed=seed, greedy=greedy, listener=listener)
         own = self._joined(begun)

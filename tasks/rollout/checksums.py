@@ -184,6 +184,7 @@ def by_parameter(of_workers: Iterable[Mapping[str, str]]) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for checksums in of_workers:
         for name, checksum in checksums.items():
-            plain = name.rpartition(":")[2].replace(".base_layer.", ".")  # that of a layer with an adapter
+            # the name of a layer with an adapter
+            plain = name.rpartition(":")[2].replace(".base_layer.", ".")
             found.setdefault(plain, set()).add(checksum)
     return {name: each.pop() for name, each in found.items() if len(each) == 1}

@@ -79,7 +79,7 @@ def compare_judgements(pairs: Pairs) -> Estimates:
     estimates: Estimates = {}
     for place, name in enumerate(pairs.candidate.judgements):
         candidate, baseline = (each.judgements[name].double() for each in (pairs.candidate, pairs.baseline))
-        if name == "score":  # a model's score; a verdict has no rounding
+        if name == "score":  # a model's score has rounding; a verdict has none
             candidate = torch.where(pairs.are_equal, baseline, candidate)
         difference = candidate - baseline
         if name != "preference":  # a preference does not judge a single response

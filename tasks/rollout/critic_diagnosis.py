@@ -171,7 +171,7 @@ def _advantages(squares: SquaredAdvantages) -> DiagnosedAdvantages:
 def _worst_prompts(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Sequence[str]
 ) -> tuple[DiagnosedPrompt, ...]:
-    texts = list(dict.fromkeys(prompts))  # by the numbers of `clusters_of`
+    texts = list(dict.fromkeys(prompts))  # in the order in which `clusters_of` numbers them
     errors = prompt_errors(values, returns, response_mask, clusters_of(prompts))
     found = [
         DiagnosedPrompt(

@@ -302,11 +302,11 @@ def load_engine(
 ) -> RolloutEngine:
     """Return the engine that samples from ``policy``; it must receive the weights whenever they have changed."""
     if rollout.is_served:
-        from vantage.tasks.rollout.remote_engine import RemoteEngine  # which knows this port
+        from vantage.tasks.rollout.remote_engine import RemoteEngine  # that module imports this one
 
         return RemoteEngine(policy, codec, rollout=rollout, limits=limits, precision=precision)
     if rollout.engine == "vllm":
-        from vantage.tasks.rollout.vllm_engine import VllmEngine  # which knows this port
+        from vantage.tasks.rollout.vllm_engine import VllmEngine  # that module imports this one
 
         return VllmEngine(policy, codec, rollout=rollout, limits=limits, precision=precision)
     return LocalEngine(policy, codec, limits, precision)

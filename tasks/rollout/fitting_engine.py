@@ -25,7 +25,7 @@ def fit_to_memory(
         taken: the memory that the stage's passes need.
         other: role of a model that is measured after the stage's first one; see ``found_limits``.
     """
-    is_here = isinstance(engine, LocalEngine)  # another kind has memory of its own
+    is_here = isinstance(engine, LocalEngine)  # an engine of another kind has its own memory
     measured = taken if is_here else replace(taken, sampler=None)
     found = found_limits(job, measured, device=device, other=other)
     if found is None:

@@ -233,7 +233,7 @@ class OwnServers:
         """Return a process for each program: on the nodes of a Ray cluster, or on this machine."""
         is_on_gpu = policy.device.type == "cuda"
         if _by_ray is not None:
-            from vantage.tasks.rollout.servers_on_nodes import Places  # which loads Ray
+            from vantage.tasks.rollout.servers_on_nodes import Places  # this loads Ray
 
             parts = self._settings.tensor_parallel
             self._places = Places(len(programs), cpus=_by_ray.cpus * parts, gpus=parts if is_on_gpu else 0)
@@ -253,7 +253,7 @@ class OwnServers:
             EngineUnavailable: one of them ended too often, or does not start in time.
             ServerRefused: one of them cannot start.
         """
-        waiting = list(self._servers)  # of the first rank; the others have none
+        waiting = list(self._servers)  # only the first rank has servers
         while waiting:
             for server in waiting:
                 if not server.is_running():

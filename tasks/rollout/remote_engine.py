@@ -217,7 +217,8 @@ class RemoteEngine(SamplesWhenAsked):
             return new
 
         samples = _drawn(rollout, draw, is_missing=ranks.any_rank)
-        if greedy and self.codec.generation.temperature != 1.0:  # vLLM's are those of temperature 1
+        # for greedy samples vLLM reports log-probabilities at temperature 1
+        if greedy and self.codec.generation.temperature != 1.0:
             samples = self._sampled.at_temperature(repeated[own], samples)
         limit = self.codec.generation.max_response_tokens
         return of_all_ranks(samples, own, count=len(repeated), max_length=limit)
@@ -265,7 +266,8 @@ class RemoteEngine(SamplesWhenAsked):
             self._draw(new, [server for server in holding if server not in failed] or holding, version)
             return new
 
-        return _drawn(rollout, draw, is_missing=bool)  # the ranks' messages belong to the training meanwhile
+        # in this thread ranks must not exchange messages: the training does
+        return _drawn(rollout, draw, is_missing=bool)
 
     def release(self) -> None:
         """See ``SamplesBeside``."""

@@ -153,7 +153,7 @@ class Round:
         """
         async with asked.confirming:
             responses = dict(asked.unconfirmed)
-            if row not in responses:  # it was confirmed with another one
+            if row not in responses:  # it was confirmed together with another response
                 return
             version = await asked.server.version_now(asked.client)
             for each in responses:

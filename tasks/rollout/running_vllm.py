@@ -258,7 +258,7 @@ class RunningVllm:
             self._add(asked, max_tokens=max_tokens, temperature=temperature, stop_token_ids=stop_token_ids)
             yield from self._steps(open_names, is_complete)
         finally:
-            with contextlib.suppress(Exception):  # it may be broken
+            with contextlib.suppress(Exception):  # the engine may be broken
                 self._llm.llm_engine.abort_request(sorted(open_names))
 
     def _add(
@@ -321,7 +321,7 @@ class RunningVllm:
         if self.is_closed:
             return
         self.is_closed = True
-        with contextlib.suppress(Exception), _process_group_kept():  # it may be broken
+        with contextlib.suppress(Exception), _process_group_kept():  # the engine may be broken
             self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()

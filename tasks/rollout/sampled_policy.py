@@ -100,7 +100,8 @@ class SampledPolicy:
 
         All ranks must call this where the weights are sharded.
         """
-        if self.adapters is not None and self._of_base is None:  # it is frozen
+        # the base is frozen, so one reading is enough
+        if self.adapters is not None and self._of_base is None:
             with without_adapters(self.model.causal_lm):
                 self._of_base = self._read()
         found = self._read()
@@ -170,6 +171,6 @@ class SampledPolicy:
                 found = self.model.logprobs(read, temperature=generation.temperature).logprobs.tolist()
             for place, row in zip(
                 places, found, strict=False
-            ):  # a pass without places keeps the others company
+            ):  # a pass without places only keeps step with the other ranks
                 logprobs[place] = row[: len(samples.responses[place])]
         return Samples(samples.responses, samples.ended, [logprobs[place] for place in range(len(prompts))])

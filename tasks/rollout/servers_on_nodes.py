@@ -127,6 +127,6 @@ class PlacedProcess:
             return None
         except RayTaskError as error:
             raise error.cause from error
-        except RayError:  # of an actor, a node or an object that was lost
+        except RayError:  # an actor, a node or an object was lost
             self._is_lost = True
             return None

@@ -108,7 +108,8 @@ class VllmEngine(SamplesWhenAsked):
             )
         self._sleep()
         samples = samples_of([found[row] for row in sorted(found)])
-        if greedy and self._codec.generation.temperature != 1.0:  # vLLM's are those of temperature 1
+        # for greedy samples vLLM reports log-probabilities at temperature 1
+        if greedy and self._codec.generation.temperature != 1.0:
             samples = self._sampled.at_temperature(repeated[own], samples)
         limit = self._codec.generation.max_response_tokens
         return of_all_ranks(samples, own, count=len(repeated), max_length=limit)

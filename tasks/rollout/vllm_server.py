@@ -125,7 +125,8 @@ class VllmServer:
         try:
             found = self._rpc(DESCRIBE)[0]
         except ServerFailed as error:
-            if DESCRIBE not in str(error):  # it is busy or dead; one without the method names it
+            # a server that lacks the method names it in its error; another error means that it is busy or dead
+            if DESCRIBE not in str(error):
                 raise
             raise ServerRefused(f"{error}; {HOW_TO_SERVE}") from error
         with self._reading("/collective_rpc"):

@@ -117,5 +117,5 @@ def pack_again(model: Any) -> None:
     for layer in layers:
         if (
             layer.weight.ndim == 2 and layer.weight.numel()
-        ):  # those without a weight were packed by the reload
+        ):  # layers without a weight were packed by the reload
             dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

@@ -78,7 +78,7 @@ class Watching:
         """
         before, judged, monitors = self._judge(scored.sampled, before)
         rewards = scored.scores.total.cpu().double()
-        if not isinstance(self.judge, PromptedJudge):  # which scores no response by itself
+        if not isinstance(self.judge, PromptedJudge):  # such a judge does not score single responses
             if not before.judged:
                 clusters = clusters_of(scored.sampled.prompts)
                 before = replace(before, agreement=agreement_with_interval(rewards, judged, clusters))
@@ -140,7 +140,7 @@ class Watching:
 
     def _lost(self, change: Change, judged: Tensor, best: Tensor) -> float:
         """Return how much of the judge's best score is lost."""
-        if isinstance(self.judge, RewardJudge):  # whose scores may have any zero
+        if isinstance(self.judge, RewardJudge):  # scores of a reward have no fixed zero
             return deviations_lost(change, judged=judged, judged_before=best)
         return share_lost(change, judged_before=best)
 
@@ -202,5 +202,5 @@ def _own_prompts(job: WatchedJob, watch: Watch, codec: Codec) -> Prompts | None:
     prompts = read_prompts(job.inputs[WATCH_PROMPTS], watch.prompts.split, codec)
     encoding_metrics(
         job, WATCH_PROMPTS, [prompts], name=f"{job.name}.watch.prompts"
-    )  # refuses too many that do not fit
+    )  # this refuses data in which too many prompts do not fit
     return prompts

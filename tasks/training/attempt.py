@@ -128,7 +128,7 @@ class Attempt(Generic[State]):
         self._progress.update(self.step)
         self._speed = Speed()
         if self._guarding.firings or (self._journal is not None and (self._scratch / WATCHED).exists()):
-            self._show_watched()  # without what was seen after the checkpoint
+            self._show_watched()  # show it without what was seen after the checkpoint
 
     def __enter__(self) -> Self:
         self._open.enter_context(nonfinite.tolerating(self._tolerance))
@@ -155,7 +155,7 @@ class Attempt(Generic[State]):
             GuardFired: a guard stops the stage; everything up to the finished step is saved.
         """
         self._progress.update(self.step)  # the first step begins now, not when the stage did
-        pass_metrics()  # what was computed before is none of the first step
+        pass_metrics()  # passes before the first step do not count for it
         of_process.begin()
         self._heed(begins=True)
         while self.step < self._total and not self._stopped:
@@ -268,7 +268,7 @@ class Attempt(Generic[State]):
                 str(self._guarding.first("stop") or "a guard of the first rank stopped the stage")
             )
         was_last = self._is_last
-        self._is_last = finish and self._keeps_best  # what is best is measured in one more step
+        self._is_last = finish and self._keeps_best  # one more step measures the weights that may be best
         if not stopped and self.step and (end or was_last or (finish and not self._keeps_best)):
             stopped, self.length = True, self.step
             if self._journal is not None:
@@ -304,7 +304,7 @@ class Attempt(Generic[State]):
         """Write what is trained, and from where it begins, into the stage's log."""
         for name, module in self._modules.items():
             if not (parameters := list(module.parameters())):
-                continue  # numbers that move without an optimiser
+                continue  # such a module changes without an optimiser
             trained = sum(each.numel() for each in parameters if each.requires_grad)
             everything = sum(each.numel() for each in parameters)
             log.info(

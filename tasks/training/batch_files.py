@@ -37,7 +37,7 @@ class BatchFiles:
             total: batches in all.
             phase: what the stage does with them, as progress shows it.
         """
-        engine_record.note_ended(0)  # nothing trains: all batches are of the weights from before the first
+        engine_record.note_ended(0)  # nothing trains here, so all batches come from the same weights
         self.finished: list[dict[str, Any]] = []
         self._scratch, self._folder, self._total = scratch, scratch / BATCHES, total
         make_folder(self._folder)
@@ -69,7 +69,7 @@ class BatchFiles:
         Raises:
             Preempted: the process was asked to stop; every finished batch is kept.
         """
-        pass_metrics()  # what was computed before is none of the first batch
+        pass_metrics()  # passes before the first batch do not count for it
         of_process.begin()
         while len(self.finished) < self._total:
             yield len(self.finished)

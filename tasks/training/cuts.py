@@ -141,7 +141,7 @@ def cut(
     costs, starts = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
     for end in range(1, count + 1):
         first = 0 if limits.rows is None else max(0, end - limits.rows)
-        if limits.tokens is not None:  # a pass that begins later has fewer positions
+        if limits.tokens is not None:  # the later a pass begins, the fewer positions it has
             positions = (before[end] - before[first:end]) * widths[first:end]
             first = min(end - 1, first + int((positions > limits.tokens).sum()))
         of_start = costs[first:end] + np.arange(end - first, 0, -1) * widths[first:end] + overhead

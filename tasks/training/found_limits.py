@@ -149,7 +149,7 @@ def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
     beside = sampler is not None and sampler.beside_training
     room = meter.limit() * (1 - MARGIN) - moments_to_come(taken.optimizers)
     if sampler is not None and beside:
-        room -= bytes_that_train(sampler.policy.parameters())  # the copy of the policy that samples
+        room -= bytes_that_train(sampler.policy.parameters())  # subtract the copy of the policy that samples
     costs = partial(
         pass_costs,
         taken.computes,

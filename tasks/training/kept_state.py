@@ -25,7 +25,7 @@ def write_kept_state(scratch: Path, folder: Path) -> int | None:
     Returns None, and writes nothing, for a stage that stopped before: a longer one would have stopped there too.
     """
     found, (step, _) = latest(scratch / CHECKPOINTS), read_committed(scratch)
-    if found is None or found.step != step:  # the last one was damaged
+    if found is None or found.step != step:  # the last checkpoint was damaged
         return None
     description = json.loads((found.folder / STATE).read_bytes())
     moving = description["state"]

@@ -69,7 +69,7 @@ def placed(
     model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
     gathered = torch.bfloat16 if precision == "bfloat16" and model.dtype == torch.float32 else None
     is_saved_whole = not has_adapters(network) and any(each.requires_grad for each in network.parameters())
-    if gathered is not None and not is_saved_whole:  # then no file has the frozen weights
+    if gathered is not None and not is_saved_whole:  # only then no saved file contains the frozen weights
         hold_frozen_in(model, gathered)
     methods = ("next_logits",) if isinstance(network, PolicyModel) else ()
     shard(network, device=device, methods=methods, gathered=gathered)

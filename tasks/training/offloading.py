@@ -34,7 +34,7 @@ class HostWeights:
                     raise ValueError(
                         f"resources.offload moves plain weights, and {name} is a {type(parameter).__name__}; leave offload out"
                     )
-                if id(parameter) not in own:  # tied weights stay one
+                if id(parameter) not in own:  # tied weights stay one parameter
                     own[id(parameter)] = nn.Parameter(_in_host(parameter.data, device), requires_grad=False)
                 module._parameters[name] = own[id(parameter)]
             for name, buffer in module._buffers.items():

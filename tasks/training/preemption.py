@@ -112,5 +112,5 @@ def _remember(_signal: int, _frame: FrameType | None) -> None:
     global _signals_received, _at_once
     _signals_received += 1
     if _at_once:
-        _at_once = False  # once: the state is being saved when another comes
+        _at_once = False  # raise only once: during a second signal the state is being saved
         raise Requested

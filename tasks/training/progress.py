@@ -221,7 +221,7 @@ class Pace:
         (first_at, first), (last_at, last) = self._marks[0], self._marks[-1]
         seconds_a_step = (last_at - first_at) / (last - first)
         of_this_step = seconds_a_step - (now - last_at)
-        if of_this_step < 0:  # the pace will be this one if it ends now
+        if of_this_step < 0:  # the step takes longer than the mean; this is the pace if it ends now
             if step == total - 1:
                 return None
             of_this_step, seconds_a_step = 0.0, (now - first_at) / (last - first + 1)

@@ -116,7 +116,7 @@ def _distribution(
         return found
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDataWarning)  # the caller looks at the resamples itself
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # the caller checks the resamples itself
         result = bootstrap(
             (np.arange(n),),
             of_resamples,

@@ -111,7 +111,7 @@ def describe_found(scratch: Path) -> str | None:
 def _read(scratch: Path) -> _Found | None:
     try:
         return _Found.model_validate_json((scratch / _FOUND).read_bytes())
-    except (FileNotFoundError, IsADirectoryError, ValueError):  # they are found again in a moment
+    except (FileNotFoundError, IsADirectoryError, ValueError):  # the limits will be found again at once
         return None
 
 

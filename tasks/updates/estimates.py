@@ -279,5 +279,6 @@ def positive_responses(
         sampled = rollout.sampled
         right = judged(verifier, sampled.prompts, sampled.responses, sampled.answers)
         return right.to(scores.device)
-    assert algorithm.positive_threshold is not None  # a recipe without it would have been refused
+    # a recipe without a threshold was refused when it was loaded
+    assert algorithm.positive_threshold is not None
     return scores > algorithm.positive_threshold

@@ -66,7 +66,7 @@ class Source:
 def load_source(job: StageJob[ResolvedPolicyOptimization], networks: ActorCritic, prompts: Prompts) -> Source:
     """Load what the recipe names beside the networks."""
     scorer = networks.models.scorer
-    assert scorer is not None  # of responses that this stage samples
+    assert scorer is not None  # a stage that samples responses has a scorer
     return Source(
         job,
         networks,
@@ -129,10 +129,10 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
         if work.weighs_by_sampler:
             rollout = replace(rollout, importance=importance_of(rollout, work))
             gap |= gap_to_sampler(rollout.logprobs, rollout.sampled, "importance_gap")
-        if not is_stale:  # of a policy that is an update behind, a gap is no fault
+        if not is_stale:  # a gap is expected if the policy that sampled is one update older
             gap |= compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.arithmetic)
     elif is_stale:
-        rollout = replace(rollout, is_one_step_old=True)  # the first step's ratio is the gap
+        rollout = replace(rollout, is_one_step_old=True)  # the ratio of the first step shows the gap
     greedy = sample_greedy(work, models, source.prompts, filled.scored)
     greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
     of_prompts = None if baselines is None else baselines.of(rollout.sampled, moments)

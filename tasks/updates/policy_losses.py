@@ -143,7 +143,7 @@ def accumulate_losses(
     sums, policy_learns = MetricSums(), "policy" in learning
     is_guarded = (
         work.algorithm.trust_region_kl is not None
-    )  # which takes the step again from this rank's own gradients
+    )  # the trust region repeats a step from this rank's own gradients
     losses = LossSums(*(("policy_loss", "surrogate_loss", "entropy") if policy_learns else ()))
     for micro in minibatch.parts(work.pass_limits):
         if policy_learns:

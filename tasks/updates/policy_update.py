@@ -99,7 +99,7 @@ def update(
         if taken_back.stops_epoch or is_too_far(metrics, work):
             steps.end_epoch()
     means = means_of(described)
-    if "policy" in learning:  # else no ratio was computed
+    if "policy" in learning:  # otherwise no ratio was computed
         if not rollout.is_one_step_old:  # a minibatch whose responses are all filtered out has no ratio
             means["ratio_deviation_first"] = described[0].get("ratio_deviation", 0.0)
         if work.algorithm.trust_region_kl is not None:

@@ -118,7 +118,7 @@ def collect(setting: Setting, critics: dict[str, ScalarModel], oracle: Oracle) -
         sums = add_parts(sums, in_parts)
         if number < NUM_WHOLE:
             rows = [0, *(1 + tokens.names.index(name) for name in (*WHOLE, MEAN))]
-            # the batch mean's is a multiple of the ones', so it costs no pass
+            # the gradient of the batch mean is a multiple of that of ones, so it needs no pass
             some = all_gradients(
                 setting.policy, responses.sequences, coefficients[rows[:-1]], temperature=temperature
             )
@@ -209,7 +209,7 @@ def judged(measured: Measured, arm: Arm) -> Row:
     weights = arm.weights[:NUM_WHOLE]
     if torch.equal(weights[:, rows].abs().sum(dim=1), weights.abs().sum(dim=1)):
         row["whole"] = asdict(gradient_moments(combined(measured.whole, weights[:, rows])))
-        # the same rollouts without the other parameters, to compare with
+        # the gradient of the last block on the same rollouts, for comparison
         row["part_of_whole"] = asdict(gradient_moments(combined(measured.gradients[:NUM_WHOLE], weights)))
     return row
 

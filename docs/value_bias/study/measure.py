@@ -129,7 +129,7 @@ def by_iteration(workspace: Path, stages: dict[str, Any]) -> Iterator[Row]:
         runs = ledger.search_runs(experiments, filter_string=f"tags.`vantage.stage_key` = '{key}'")
         for quantity in CURVES:
             histories = [ledger.get_metric_history(each.info.run_id, quantity) for each in runs]
-            longest = max(histories, key=len, default=[])  # a run that reused the stage has none
+            longest = max(histories, key=len, default=[])  # a run that reused the stage has no curve
             if not longest:
                 sys.exit(f"the ledger of {workspace} has no {quantity} of {stage}; run it in a new workspace")
             for point in longest:

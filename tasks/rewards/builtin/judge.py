@@ -55,10 +55,10 @@ def load_builtin(verifier: BuiltinVerifier, *, name: str) -> VerifierFunction:
         try:
             verdict = judge(
                 found or "", answer
-            )  # in any case: an unusable answer is reported for every response
+            )  # called also without a finding: an unusable answer is reported for every response
         except UnusableAnswer as error:
             raise BrokenVerifier(f"verifiers.{name}: prompt {prompt[:100]!r}: {error}") from error
-        except (MemoryError, RecursionError):  # a response that takes more than any right one needs
+        except (MemoryError, RecursionError):  # the response takes more than any right one needs
             return wrong
         except Exception as error:
             raise BrokenVerifier(

@@ -43,7 +43,7 @@ def load(verifier: BuiltinVerifier) -> Judge:
         score = scoring(answer)
         try:
             return score(response.strip())
-        except Exception:  # the entry itself can be scored, so it is the response
+        except Exception:  # the entry itself can be scored, so the response is at fault
             return 0.0
 
     def judge(response: str, answer: str | None) -> bool:

@@ -20,7 +20,7 @@ def load(verifier: BuiltinVerifier) -> Judge:
         texts = []
         for mark in marks:
             before, found, response = response.partition(mark)
-            if not found:  # it comes before the mark that should precede it
+            if not found:  # the mark is missing, or comes before the mark that should precede it
                 return False
             texts.append(before)
         around, sections = [*texts[::2], response], texts[1::2]
