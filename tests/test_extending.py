@@ -336,7 +336,7 @@ def test_what_is_there_has_the_same_key_beside_a_new_kind(tree: Path) -> None:
     assert_recorded_keys_are_the_same(tree)
 
 
-# -- real ones
+# -- real extensions
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_what_computes_loads_no_server_and_algorithms_nothing_that_knows_a_recip
     unwanted, rows = (
         SERVERS | {"pandera", "datasets"},
         "vantage.tasks.prepare_data",
-    )  # checks them, with pandera
+    )  # this stage checks rows with pandera
     groups = (
         (modules_of("algorithms"), unknown | unwanted),
         (modules_of("models"), unwanted),

@@ -122,7 +122,7 @@ def test_the_functions_on_the_way_to_an_optimiser_step_call_each_other_as_listed
     functions = functions_to_an_optimiser_step()
     assert len(functions) <= 15, "20 before the attempts became values"
     for (_, caller), (called, _) in pairwise(functions):
-        if called == "run_stage":  # by its dotted name, in the request
+        if called == "run_stage":  # the request contains it as a dotted name
             assert RUN_STAGE == "vantage.tasks.stages.run_stage"
         else:
             assert called in names_in(caller)

@@ -67,7 +67,7 @@ def by_verl(verl: Path) -> dict[str, Callable[[PeerCase, Tensor], Tensor]]:
             tau_pos=case.temperatures[0], tau_neg=case.temperatures[1], global_batch_info={}, policy_loss=policy_loss,
             get=lambda name, default: 3.0 if name == "clip_ratio_c" else default,
         )  # fmt: skip
-        if name == "geo_mean":  # whose ranges are of the logarithm
+        if name == "geo_mean":  # its ranges bound the logarithm of the ratio
             config.clip_ratio_low = -float(np.log1p(-case.clip_range_low))
             config.clip_ratio_high = float(np.log1p(case.clip_range_high))
         advantages = case.response_advantages if name == "geo_mean" else case.advantages
@@ -173,7 +173,7 @@ def commit_of(checkout: Path) -> str:
 
 def main() -> None:
     """Write the record."""
-    torch.set_default_dtype(torch.float64)  # else TRL's temperatures are rounded to float32
+    torch.set_default_dtype(torch.float64)  # otherwise TRL's temperatures are rounded to float32
     verl, trl, skywork = map(Path, sys.argv[1:4])
     record = {
         "commits": {

@@ -116,7 +116,7 @@ def test_padding_and_row_order_change_nothing():
     expected = value_diagnostics(values, returns, mask)
     pad = torch.nn.functional.pad
     padded = [pad(values, (0, 4), value=math.nan), pad(returns, (0, 4), value=9.0), pad(mask, (0, 4))]
-    assert repr(value_diagnostics(*padded)) == repr(expected)  # repr: NaN equals itself there
+    assert repr(value_diagnostics(*padded)) == repr(expected)  # compared by repr, in which NaN equals NaN
     order = torch.arange(len(mask)).flip(0)
     permuted = explained_variance(values[order], returns[order], mask[order])
     assert permuted == pytest.approx(expected.explained_variance, rel=1e-12)

@@ -18,7 +18,7 @@ from vantage.algorithms.guards import is_outside
         ([-1, 0], "below", 0, 2, False),
         ([1, 3, 5, 7], "rises_by", 3.9, 2, True),  # 6 − 2 = 4
         ([1, 3, 5, 7], "rises_by", 4, 2, False),
-        ([9, 1, 3, 5, 7], "rises_by", 3.9, 2, True),  # what is older does not count
+        ([9, 1, 3, 5, 7], "rises_by", 3.9, 2, True),  # older reports do not count
         ([3, 5, 7], "rises_by", 0.1, 2, False),  # three reports of four
         ([7, 5, 3, 1], "falls_by", 3.9, 2, True),
         ([7, 5, 3, 1], "rises_by", 0.1, 2, False),

@@ -88,7 +88,7 @@ def test_beta_neither_dies_nor_overflows_however_long_it_moves_one_way():
         for _ in range(2500):
             moved = moved.update(kl)
         assert 0 < moved.coef < math.inf
-        assert moved.update(10.0 - kl).coef != moved.coef  # there is a way back
+        assert moved.update(10.0 - kl).coef != moved.coef  # the coefficient can rise again
     proportional = ProportionalController(coef=1e-307, target=1.0, horizon=1)
     for _ in range(100):
         proportional = proportional.update(0.0, num_sequences=4)

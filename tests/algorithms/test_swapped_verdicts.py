@@ -15,8 +15,8 @@ FINITE = st.floats(-50, 50, allow_nan=False)
     [
         (2.0, -0.5, 1.0, False),  # the first, then the second: the candidate both times
         (-2.0, 0.5, 0.0, False),  # the baseline both times
-        (2.0, 0.5, 0.5, True),  # whatever stands first
-        (-2.0, -0.5, 0.5, True),  # whatever stands second
+        (2.0, 0.5, 0.5, True),  # the first response, both times
+        (-2.0, -0.5, 0.5, True),  # the second response, both times
         (0.0, 0.0, 0.5, False),  # neither, both times
         (2.0, 0.0, 0.5, True),  # the candidate, then neither
         (0.0, 3.0, 0.5, True),  # neither, then the baseline

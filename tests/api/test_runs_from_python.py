@@ -105,7 +105,7 @@ def test_an_interrupt_is_passed_on_and_waited_for(
     thread = threading.Thread(target=interrupt)
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # it is ignored in the background of a shell
+    )  # in the background of a shell the signal is ignored
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt, match="the run was interrupted"):

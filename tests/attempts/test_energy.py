@@ -33,7 +33,7 @@ class Zones:
         for number, used in enumerate(packages):
             self.zone(f"intel-rapl:{number}", f"package-{number}", used)
             self.zone(f"intel-rapl:{number}:0", "core", 10**9)  # a part of the package
-        self.zone("intel-rapl-mmio:0", "package-0", 10**9)  # another way to the first package
+        self.zone("intel-rapl-mmio:0", "package-0", 10**9)  # a second path to the first package
         self.zone("intel-rapl:9", "psys", 10**9)
         (folder / "intel-rapl").mkdir()
 
@@ -99,7 +99,7 @@ def test_a_counter_that_begins_anew_is_followed(tmp_path: Path, monkeypatch: pyt
     zones.set("intel-rapl:0", 3_000_000)
     now += 11
     began.poll()
-    zones.set("intel-rapl:0", 999_000_000)  # a poll that comes too early does not look at it
+    zones.set("intel-rapl:0", 999_000_000)  # a poll that comes too early does not read the counter
     began.poll()
     zones.set("intel-rapl:0", 1_000_000)
     found = began.finish()

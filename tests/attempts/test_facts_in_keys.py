@@ -129,7 +129,7 @@ def test_a_recorded_key_is_made_again_without_the_source(tmp_path: Path) -> None
     _model(tmp_path / "model", CLOCK, {"eos_token": "</s>"})
     recipe = _recipe(tmp_path)
     recorded = {"extra": _extra(recipe, "sft")}
-    former = {"extra": {"chat": None}}  # of a version that named neither
+    former = {"extra": {"chat": None}}  # a record of a version that named neither
     (tmp_path / "model" / "tokenizer_config.json").unlink()
     for parts in (recorded, former):
         assert _extra(recipe, "sft", facts=facts_in_key(parts)) == parts["extra"]

@@ -102,7 +102,7 @@ def test_more_cpus_than_there_are_is_all_of_them() -> None:
 def test_every_stage_gets_other_gpus_and_gives_them_back() -> None:
     async def scenario() -> None:
         stages = Watched(Machine(cpus=8, gpus=("0", "1", "2")))
-        await stages.enter("a", Resources(cpus=1))  # none named: one
+        await stages.enter("a", Resources(cpus=1))  # no number named: one
         await stages.enter("b", Resources(cpus=1, gpus=2))
         await stages.enter("none", Resources(cpus=1, gpus=0))
         assert stages.running["a"].gpus == ("0",)

@@ -23,7 +23,8 @@ def attempts(scratch: Path, *begun: tuple[int, int]) -> dict[str, str]:
         ([(0, 2)], "2", None, None),
         ([(0, 2), (5, 2)], "2", None, None),
         ([(0, 2), (5, 1)], "1", "2 until step 5, then 1", "1"),
-        ([(0, 2), (5, 1), (9, 1)], "1", "2 until step 5, then 1", "1"),  # the third attempt forgot it before
+        # earlier, the third attempt forgot this segment
+        ([(0, 2), (5, 1), (9, 1)], "1", "2 until step 5, then 1", "1"),
         ([(0, 2), (5, 1), (9, 2)], "2", "2 until step 5, 1 until step 9, then 2", "1"),
         ([(0, 2), (0, 1), (5, 1)], "1", None, None),  # the first attempt left nothing
         ([(0, 2), (5, 4), (5, 1)], "1", "2 until step 5, then 1", "1"),  # nor did the second

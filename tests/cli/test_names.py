@@ -115,7 +115,7 @@ def test_commands_of_runs_take_the_run_beside_a_folder_of_its_name(
     told = [each.output + " ".join(done[number : number + 1]) for number, each in enumerate(shown)]
     assert [each.exit_code for each in shown] == [shown[0].exit_code] * 3
     assert told[0] == told[1]
-    if command != "logs":  # these runs have printed nothing
+    if command != "logs":  # the stages of these runs have printed no logs
         assert (vantage.last.run_id in told[0], vantage.first.run_id in told[2]) == (True, True), told
         assert vantage.last.run_id not in told[2]
 

@@ -167,7 +167,7 @@ def test_every_error_of_the_system_has_a_remedy(
 ) -> None:
     for number in errno.errorcode:
         if isinstance(OSError(number, ""), ConnectionError | TimeoutError):
-            continue  # of a server, and not of a file
+            continue  # an error of a server, not of a file
         with pytest.raises(typer.Exit) as ended, explained(verbose=False):
             raise OSError(number, os.strerror(number), name)
         said = capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_a_bucket_gets_the_audited_bytes_the_card_last_and_twice_changes_nothing
         return put(remote, path, file, **more)
 
     monkeypatch.setattr(push_to_bucket.obstore, "put", recorded)
-    published, report = push(exported, Place(address), small_chat_run)  # with its audit
+    published, report = push(exported, Place(address), small_chat_run)  # returns the report of its audit, too
     assert (published, report.outcome) == (address, "ok")
     assert in_bucket(address) == content(exported)
     assert order[-1] == "README.md"

@@ -96,7 +96,7 @@ def rows(*lengths: int, response: int = 200) -> list[dict[str, Any]]:
     ("shape", "measured", "expected"),
     [
         # three bytes a token, 16 for the template, up to the next 32: 300 / 3 + 16 = 116 → 128; 200 / 3 + 16 = 82 → 96
-        ((32_000, 4096), rows(30, 300), (128, 96)),  # else a half of two rows would be left out
+        ((32_000, 4096), rows(30, 300), (128, 96)),  # otherwise one of two rows would be left out
         ((32_000, 4096), rows(*[30] * 199, 300), (32, 96)),
         ((32_000, 4096), rows(*[30] * 180, *[300] * 20), (128, 96)),
         ((None, None), rows(300), (128, 96)),

@@ -44,7 +44,7 @@ def served(command: list[str], port: int) -> Iterator[None]:
             time.sleep(0.2)
         yield
     finally:
-        with suppress(ProcessLookupError):  # it has ended by itself
+        with suppress(ProcessLookupError):  # the server has ended by itself
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

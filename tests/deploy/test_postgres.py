@@ -46,7 +46,7 @@ def test_the_wheels_postgres_works_from_a_copy_and_has_what_prefect_needs(
     assert folder.parent == outside
     settings = Settings(postgres_folder=folder, ports={"postgres": free_port()})
     server = OwnPostgres(settings)
-    (folder / "data.new").mkdir(parents=True)  # of a call that was killed
+    (folder / "data.new").mkdir(parents=True)  # left by a call that was killed
     (folder / "data.new" / "half").write_text("made")
     assert [server.ensure_running(), server.ensure_running()] == [True, False]
     try:

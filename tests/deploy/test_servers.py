@@ -160,7 +160,7 @@ def test_those_that_were_killed_are_started_again_with_what_they_kept(
     name = f"before-{killed[0]}"
     made = requests.post(f"{url}/flows/", json={"name": name}, auth=login, timeout=30)
     assert made.status_code == 201
-    for server in killed:  # its main process; what that leaves behind is ours to stop
+    for server in killed:  # kill its main process; the call has to stop the processes that it leaves behind
         os.kill(min(before[server]), signal.SIGKILL)
     again, _ = servers.up()
     assert again == variables

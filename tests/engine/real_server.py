@@ -168,7 +168,7 @@ def test_every_update_reaches_a_real_server(name: str, tmp_path: Path) -> None:
         version = server.version()
         server.take_weights(tmp_path / "other", version=version)
         with pytest.raises(WeightsDiffer, match="nothing was sampled"):
-            other_engine.generate(PROMPTS, count=1, seed=1)  # whose version the server has
+            other_engine.generate(PROMPTS, count=1, seed=1)  # the server has this package's version
         assert torch.isfinite(server.logprobs([[1, 20, 21, 22]])).all() and other is not policy
 
 

@@ -333,7 +333,7 @@ def test_adapters_that_do_not_arrive_or_are_old_or_scaled_otherwise_are_found(
     layers: list[Any] = [each for each in policy.causal_lm.modules() if hasattr(each, "lora_A")]
     for layer in layers:
         layer.scaling["default"] = 8.0 / 4**0.5  # rsLoRA's, which the adapter's file does not name
-    engine._sampled._before = engine._sampled._now = None  # as after a resume
+    engine._sampled._before = engine._sampled._now = None  # as it happens after a resume
     with pytest.raises(WeightsDiffer, match=r"effect there is 0\.(49|50|51) times"):
         engine.take_weights(policy.causal_lm.named_parameters())
     for layer in layers:

@@ -57,7 +57,7 @@ def test_four_networks_hold_one_base_and_gradients_of_the_adapters_alone(
     adapted: RecipeEstimate, full: RecipeEstimate
 ) -> None:
     memory = stage(adapted, "policy").memory
-    heads = 2 * 128  # of the critic and the reward model
+    heads = 2 * 128  # the scalar heads of the critic and the reward model
     assert memory.weights == 4 * (WHOLE + 4 * ADAPTER + heads)
     assert memory.gradients == 4 * (2 * ADAPTER + 128)
     assert memory.optimizer == 8 * (2 * ADAPTER + 128)

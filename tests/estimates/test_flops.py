@@ -60,7 +60,7 @@ def small() -> tuple[LlamaForCausalLM, ModelShape]:
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        attn_implementation="eager",  # whose products the counter sees
+        attn_implementation="eager",  # the counter sees the products of this attention
     )
     return LlamaForCausalLM(config), model_shape(ModelConfig(config.to_dict(), None, None))
 

@@ -113,7 +113,7 @@ def test_a_distillation_reads_its_teacher_in_each_step_and_measures_it_once(
 
 
 def test_every_kind_of_stage_is_estimated(every_kind: RecipeEstimate) -> None:
-    texts_in_files = {kind.name for kind in STAGES.values() if kind.benchmarks}  # which a note says
+    texts_in_files = {kind.name for kind in STAGES.values() if kind.benchmarks}  # a note reports this
     computes_nothing = {"prompt_selection"}
     assert {each.kind for each in every_kind.stages} == STAGES.keys() - texts_in_files - computes_nothing
     for each in every_kind.stages:

@@ -137,7 +137,7 @@ def test_rejected_in_the_form_or_approved_of_on_the_command_line(
     newest = read_runs(workspace)[0]
     assert (newest.number, newest.status) == (2, "waiting_approval")
     answer(workspace, newest.run_id, "sft", approved=True, by="bob", reason="good enough")
-    # Resumed with the form all the same: what was said first stands.
+    # The form resumes it nevertheless, and the first answer counts.
     send_form(second, decision="reject", name="ada", reason="too low")
     engine(second)
     assert state_of(second)[0] == "Completed"

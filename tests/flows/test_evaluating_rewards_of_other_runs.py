@@ -84,7 +84,7 @@ def test_a_reward_model_is_measured_as_in_its_own_run(workspace: Workspace, tmp_
         shown = audited(workspace, record.run_id)
         assert "models.bought" in shown and name in shown
 
-    # What was trained anew is measured anew by a new run, and not by a plan of what is recorded
+    # A model that was trained again is measured again by a new run, and not by the plan of a recorded one
     recipe.write_text(recipe.read_text().replace("seed: 3", "seed: 5"))
     again = go(workspace, recipe)
     resolved, _ = load_resolved(tmp_path / "measured.yaml", ["models.bought.source=latest/own"])

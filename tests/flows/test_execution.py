@@ -68,7 +68,7 @@ def test_the_flow_runs_of_this_run_are_closed_too(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(execution, "read_runs", lambda workspace: [])
     monkeypatch.setattr(flow_runs, "close_open_flow_runs", close)
-    for settings in ("SETTINGS", "QUIET"):  # which it would set for this process
+    for settings in ("SETTINGS", "QUIET"):  # the function would set these for this process
         monkeypatch.setattr(execution, settings, {})
     monkeypatch.setattr(execution.servers, "server_name", lambda root: "here")
     monkeypatch.setattr(execution.servers, "prefect_server", lambda root: nullcontext())

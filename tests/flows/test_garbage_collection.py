@@ -90,7 +90,7 @@ def write_run(
     return run_id
 
 
-# Never anything that is reached: artifacts, runs and registered models drawn at random
+# Nothing that is reached is removed: artifacts, runs and registered models are drawn at random
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ def test_a_rerun_replays_every_answer_and_an_audit_reads_them(
     for stage, ref in refs.items():
         assert ref_of(workspace, again, stage).artifact.digest == ref.artifact.digest
         assert answers_of(workspace, ref)[0].read_bytes() == before[stage]
-    # Another answer in the file is found, also where the line is whole.
+    # A changed answer in the file is found, also where the line is complete.
     path, answers = answers_of(workspace, refs["policy"])
     answers[0]["asked"]["model"] = "another"
     path.chmod(0o644)

@@ -52,7 +52,7 @@ class Status:
                 views = [run_state(self._workspace, record) for record in read_runs(self._workspace)]
                 self.problems += damaged_runs(self._workspace)
                 self.problems += [each.damage or each.contradictions for each in views]
-            except Exception as error:  # whatever it is, nobody may see it
+            except Exception as error:  # no error at all may be shown
                 self.problems.append(repr(error))
             self.problems = [each for each in self.problems if each]
             self.looks += 1

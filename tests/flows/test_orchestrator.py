@@ -162,7 +162,7 @@ def test_the_verdict_is_recorded_before_the_stage_ends(workspace: Workspace, rec
     path = workspace.folder(run_id) / "ledger" / "outbox.jsonl"
     operations = [json.loads(line) for line in path.read_text().splitlines()]
     of_value = [line for line in operations if line.get("stage") == "value"]
-    # On a busy machine metrics are told while the stage runs, too.
+    # On a busy machine metrics are recorded while the stage runs, too.
     edges = [line["operation"] for line in of_value if line["operation"] != "log_metrics"]
     assert edges == ["open_stage", "record_verdicts", "finish_stage"]
     assert (of_value[0]["operation"], of_value[-1]["operation"]) == ("open_stage", "finish_stage")
@@ -215,9 +215,9 @@ def test_a_gate_that_continues_only_records(workspace: Workspace, recipe_file: P
     "owner, method, after",
     [
         (Store, "commit", True),  # after the commit, before the run's own record is written
-        (Recording, "_report", False),  # after the commit, before the ledger is told of anything
-        (Ledger, "finish_stage", False),  # before the ledger knows
-        (Ledger, "finish_stage", True),  # the ledger knows, scratch is still there
+        (Recording, "_report", False),  # after the commit, before anything is recorded in the ledger
+        (Ledger, "finish_stage", False),  # before the ledger records it
+        (Ledger, "finish_stage", True),  # the ledger has recorded it, scratch is still there
     ],
 )
 def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(

@@ -199,7 +199,7 @@ def test_the_card_of_a_version(tab: Tab, shown: Shown) -> None:
     assert "strict: the gate is closed: accuracy_gain 0.100" in text
     assert "vantage audit fake/1" in text and "mlflow models serve -m models:/fake/1" in text
     assert "Inputs (1)" in text and "Outputs (1)" in text
-    # what a person wrote is text, and nothing else
+    # what a person wrote is shown as text, not as markup
     assert "img src=nowhere" in text and "javascript:alert(2)" in text
     assert tab.value("document.querySelectorAll('img[src=nowhere]').length") == 0
     assert not [each for addresses in links.values() for each in addresses if "alert" in each]

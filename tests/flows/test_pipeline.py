@@ -336,7 +336,7 @@ def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is
     pace(workspace, 0.1)
     with monkeypatch.context() as patch:
         patch.delenv("PREFECT_API_URL")  # it starts a server of its own
-        patch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")  # and gives it up at once
+        patch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")  # the run gives the server up at once
         process = start_vantage(imports=True)
     wait_for(lambda: "reward started 1" in events(workspace))
     [server] = [

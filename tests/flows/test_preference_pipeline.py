@@ -108,11 +108,11 @@ def test_every_stage_completes_and_measures_what_the_page_says(
     for name in ("imitated", "judged", "collected", "best"):
         kind = orchestrator.recipe.stages[name].kind
         assert set(stages[name].metrics) == headline_metric_names(kind) - {
-            "validation_watch_score",  # of a stage with a watch
+            "validation_watch_score",  # metrics of a stage with a watch
             *UNCOMPILED,
         }, name
     assert set(stages["dpo"].metrics) == headline_metric_names("dpo") - {
-        "tied_share",  # of collected responses
+        "tied_share",  # metrics of collected responses
         *UNCOMPILED,
     }
     assert stages["judged"].verdicts[0].passed

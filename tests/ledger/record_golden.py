@@ -66,7 +66,7 @@ def record_taken_over(workspace: Path) -> None:
         tell_stage(ledger, "data.demos")
         ledger.open_stage("sft", attempt=1, inputs=inputs, **attempt)
         ledger.send_metrics("sft", JOURNAL[:3])
-        # its process dies here
+        # the process of the run dies here
         ledger.open_run(FIRST, "tiny", RECIPE, origin={**ORIGIN, "mlflow.source.git.commit": "decade"})
         tell_reuse(ledger, "model")
         tell_reuse(ledger, "data.demos")

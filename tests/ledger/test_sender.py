@@ -215,13 +215,13 @@ def test_a_server_that_is_down_comes_goes_and_loses_answers_ends_up_with_everyth
     port, proxy_port = free_port(), free_port()
     run_id = "0001-tiny-aaaaaa"
     with Ledger(f"http://127.0.0.1:{proxy_port}", workspace, "tiny") as ledger:
-        # 1. Down at the start: told, not sent, nothing raised
+        # 1. The server is down at the start: records are kept, not sent, and nothing is raised
         ledger.open_run(run_id, "tiny", RECIPE)
         tell_stage(ledger, "model")
         assert not ledger.flush()
 
         with mlflow_server(workspace, port):
-            # 2. There, behind a wire that loses answers
+            # 2. The server is there, but the connection loses answers
             with losing_proxy(proxy_port, port) as lost:
                 for _ in range(100):
                     if ledger.flush():
@@ -230,11 +230,11 @@ def test_a_server_that_is_down_comes_goes_and_loses_answers_ends_up_with_everyth
                 assert any(path.endswith("runs/create") for path in lost)
             page = ledger.where("model")
 
-        # 3. Away while the next stage trains
+        # 3. The server is away while the next stage trains
         tell_stage(ledger, "sft")
         assert not ledger.flush()
 
-        # 4. Back again: what waited, and a publication
+        # 4. The server is back: it gets what waited, and a publication
         model = workspace / "model"
         model.mkdir()
         (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')

@@ -200,7 +200,7 @@ def test_four_networks_on_one_base_hold_its_weights_once(
     assert storages(*networks, load_stored_policy(ModelFiles(tiny), training="nothing")) == storages(
         *networks
     )
-    # each of them computes by itself: a step of one moves no other
+    # each network computes by itself: a step of one changes no other
     before = [kept_tensors(each) for each in networks[1:]]
     policy(IDS, labels=IDS).loss.backward()
     torch.optim.SGD([each for each in policy.parameters() if each.requires_grad], lr=1.0).step()
@@ -220,7 +220,8 @@ def test_the_weights_beneath_are_as_they_were_after_training(tiny: Path) -> None
 def test_a_network_that_is_gone_leaves_nothing_to_share(tiny: Path) -> None:
     first = load_stored_policy(ModelFiles(tiny), training="nothing")
     pointer = first.model.norm.weight.data_ptr()
-    with torch.no_grad():  # nobody may; but then it shows who shares
+    # a shared weight must not be changed in place; here this shows which networks share it
+    with torch.no_grad():
         first.model.norm.weight.fill_(7.0)
     second = load_stored_policy(ModelFiles(tiny), training="nothing")
     assert second.model.norm.weight.data_ptr() == pointer

@@ -62,7 +62,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def test_layers_share_graphs_and_shapes_are_symbols() -> None:
     """Eight graphs: with and without gradients, with and without a mask, of one row and of several; of 3 layers or of 6."""
-    torch._dynamo.reset()  # what other tests have compiled
+    torch._dynamo.reset()  # remove what other tests have compiled
     few, many = llama(3), llama(6)
     assert compile_layers(few, backend=TRACED) == 8
     assert compile_layers(many, backend=TRACED) == 0, "what layers of one kind and width share"

@@ -71,7 +71,7 @@ def test_rows_that_leave_are_those_of_the_dynamic_layer(kept: list[int]) -> None
     assert torch.equal(keep_rows(cache, kept, CPU), torch.tensor(kept))
     assert cache.layers[0]._held[0].data_ptr() == held, "not copied as a whole"
     assert torch.equal(cache.layers[1].keys, unroomy[kept])
-    for _ in range(ROOM + 2):  # in the room that is there, and in more
+    for _ in range(ROOM + 2):  # within the reserved room, and beyond it
         assert torch.equal(cache.layers[0].keys, plain.keys)
         assert torch.equal(cache.layers[0].values, plain.values)
         new = torch.randn(2, len(kept), 2, 1, 4)

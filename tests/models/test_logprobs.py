@@ -588,7 +588,7 @@ def test_values_are_float32_from_half_precision_and_under_autocast() -> None:
         )
     for result in (half, autocast):
         assert result.values is not None and result.values.dtype == torch.float32
-        # none of them is a bfloat16 in a float32's clothes
+        # none of them is a bfloat16 number that was only converted to float32
         read = result.values[sequences.response_mask]
         assert (read != read.bfloat16().float()).any()
 

@@ -31,7 +31,7 @@ IN_FLOAT32 = {"gemma", "gemma2", "gemma3"}
     [
         # 9 alone; 7 with 2; 5 with 4; then nothing has room for 3, which gets a row with 2
         ([3, 5, 9, 2, 7, 4, 2], 9, [[2], [4, 3], [1, 5], [0, 6]]),
-        ([4, 4, 4, 4], 8, [[0, 1], [2, 3]]),  # of equal lengths the earlier first
+        ([4, 4, 4, 4], 8, [[0, 1], [2, 3]]),  # of equal lengths, the earlier comes first
         ([6], 6, [[0]]),
         ([], 5, []),
     ],

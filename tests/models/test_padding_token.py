@@ -33,7 +33,8 @@ def _edit(folder: Path, roles: Mapping[str, str | None]) -> None:
         (NO_ROLE, None, 0),
         (NO_ROLE, "{{ messages[0].content }}<|im_end|>", 0),
         ({"pad_token": "<|im_end|>", "eos_token": "<|im_end|>"}, None, None),  # EOS
-        ({"pad_token": None, "eos_token": "<|im_end|>"}, None, None),  # none named: EOS will be
+        # no padding token is named, so EOS will be used
+        ({"pad_token": None, "eos_token": "<|im_end|>"}, None, None),
         ({**NO_ROLE, "unk_token": "<|endoftext|>"}, None, None),  # unknown characters
         ({**NO_ROLE, "bos_token": "<|endoftext|>"}, None, None),
         # what closes a turn, while EOS is another token

@@ -101,7 +101,8 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, *pieces: str) -> list[int]:
         (["ell"], ["hello"], 1, "h"),
         (["é"], ["a", "Ã", "©", "b"], 3, "a"),  # the second byte completes the character
         (["aé"], ["a", "Ã", "b"], None, "a\N{REPLACEMENT CHARACTER}b"),
-        (["b", "ab"], ["a", "b"], 2, ""),  # of two that end together, the one that begins first
+        # of two stop strings that end together, the one that begins first counts
+        (["b", "ab"], ["a", "b"], 2, ""),
         (["lo", "he"], ["hello"], 1, ""),
         (["a", "bc"], ["b", "c", "a"], 2, ""),
         (["a b"], ["a", "<|im_start|>", "Ġ", "b"], 4, ""),  # special tokens are no text

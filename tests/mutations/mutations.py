@@ -118,7 +118,7 @@ def copy_tree(target: Path) -> None:
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, target / name, follow_symlinks=False)  # links are packages
+            shutil.copyfile(ROOT / name, target / name, follow_symlinks=False)  # the links are our packages
 
 
 def warm_up(*, with_libraries: bool) -> None:
@@ -262,7 +262,7 @@ def run_all(
     warm_up(with_libraries=not bare)
     with tempfile.TemporaryDirectory(prefix="mutations-") as temporary:
         original = Path(temporary).resolve()
-        copy_tree(original)  # once: who goes on working on the tree changes nothing here
+        copy_tree(original)  # read once, so that later changes of the tree change nothing here
         left = [each for each in mutations if each.digest not in results.tried]
         failing = set()
         for test in dict.fromkeys(test for mutation in left for test in mutation.tests):

@@ -236,7 +236,8 @@ def test_an_answer_to_a_run_that_is_executed_is_taken_up_by_it(
         )
         assert not sent
         assert orchestrator.run.record.approvals == ()
-        orchestrator.run.update(status="running")  # a write of the process that executes it loses nothing
+        # a write by the process that executes the run keeps the answer
+        orchestrator.run.update(status="running")
         assert orchestrator.take_up_answers()
         assert not orchestrator.take_up_answers()
         assert orchestrator.blocked() == ["reward"]

@@ -134,7 +134,7 @@ def test_the_key_follows_the_content_and_not_its_name(place: Workspace, compared
 
 
 def test_rates_that_are_left_open_need_the_width_of_the_model(place: Workspace, compared: Path) -> None:
-    make_run(place, compared)  # whose files are no real model's
+    make_run(place, compared)  # the files of fake stages are no real model
     recipe = further(compared.parent, "latest/sft")
     recipe.write_text(recipe.read_text().replace(", learning_rate: 1.0e-3", ""))
     said = (

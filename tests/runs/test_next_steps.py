@@ -136,18 +136,19 @@ def test_of_equal_models_less_is_not_asked_for() -> None:
         ("response_nll_difference", "at_most", -0.1, 0.2, 0.01, None),
         ("explained_variance", "at_least", 0.1, -0.3, None, None),
         ("explained_variance", "at_least", 0.9, 0.4, None, "positive"),
-        ("preference_loss", "at_most", 0.5, 0.75, 0.01, None),  # a coin's is log 2
+        ("preference_loss", "at_most", 0.5, 0.75, 0.01, None),  # a coin has a loss of log 2
         ("preference_loss", "at_most", 0.5, 0.6, 0.01, "positive"),
         ("brier_score", "at_most", 0.2, 0.27, 0.01, None),
         ("worst_subgroup_accuracy", "at_least", 0.6, 0.4, None, None),
         ("squared_advantage_ratio", "at_most", 0.8, 1.1, None, None),
         ("score_gap", "at_least", 0.5, -0.1, None, None),
-        ("value_mse", "at_most", 0.1, 0.3, None, None),  # a constant's is 0.2
+        ("value_mse", "at_most", 0.1, 0.3, None, None),  # a constant has 0.2
         ("value_mse", "at_most", 0.1, 0.15, None, "positive"),
-        ("accuracy", "at_least", 0.2, 0.054, None, None),  # the baseline's is 0.083
+        ("accuracy", "at_least", 0.2, 0.054, None, None),  # the baseline has 0.083
         ("accuracy", "at_least", 0.2, 0.1, None, "positive"),
         ("truncated_share", "at_most", 0.01, 0.4, None, None),
-        ("mean_score", "at_least", 0.9, -0.4, None, "-0.4"),  # a scale of its own: no value is a loss by itself
+        # the metric has a scale of its own, so no value alone shows a loss
+        ("mean_score", "at_least", 0.9, -0.4, None, "-0.4"),
     ],
 )  # fmt: skip
 def test_no_bound_is_offered_that_accepts_a_loss(

@@ -40,7 +40,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 FIELDS = {(model.__name__, name) for model in _models(Recipe) for name in model.model_fields}
-FIELDS -= {("Algorithm", "preset")}  # gone as soon as its switches are laid under what the recipe says
+FIELDS -= {("Algorithm", "preset")}  # the preset is gone as soon as its switches are merged with the recipe's
 
 
 def _modules(place: Path) -> Iterator[Path]:

@@ -293,6 +293,7 @@ def test_the_ablation_removes_one_part_of_vapo_in_each_arm() -> None:
         "without_group_sampling": {"samples_per_prompt"},
     }
     assert {arm: changed(arm) for arm in parts} == parts
-    how = {"positive_threshold", "positive_verifier"}  # which responses are right: read for the NLL alone
+    # the verifier tells which responses are right, and is read only for the NLL
+    how = {"positive_threshold", "positive_verifier"}
     assert changed("plain_ppo") - how == set().union(*parts.values())
     assert set(stages) == {"vapo", "plain_ppo", *parts}

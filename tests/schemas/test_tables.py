@@ -144,7 +144,7 @@ def test_rankings_are_kept_with_their_ties_and_bad_ones_counted_by_reason() -> N
     good = [
         ranking("1+1?", ["2", "3", "zwei"], [1.0, 2.0, 1.0]),
         ranking("你好？", ["您好！🦉", "مرحبا"], [-0.5, -2.5]),
-        ranking("1+1?", ["2", "3", "zwei"], [1.0, 3.0, 2.0]),  # another opinion of the same responses
+        ranking("1+1?", ["2", "3", "zwei"], [1.0, 3.0, 2.0]),  # another ranking of the same responses
         ranking("twice?", ["a", "a", "b"], [1.0, 1.0, 2.0]),  # a policy may well say the same twice
     ]
     bad = [

@@ -98,7 +98,7 @@ def test_another_run_of_the_same_recipe_says_the_same_but_for_its_name(
         assert first.count(judged.run_id) == 3
         assert (
             texts[0].count("RUN") + texts[1].count("RUN") == 2
-        )  # the recipe's run and the verdicts', not the maker
+        )  # the run of the recipe and the verdicts, not the run that made it
 
 
 def test_of_equal_artifacts_the_one_with_the_key_is_the_step() -> None:

@@ -222,7 +222,7 @@ def _fork(function: Callable[..., Any], arguments: tuple[Any, ...], result: Path
     try:
         result.write_bytes(pickle.dumps(function(*arguments)))
         status = 0
-    except BaseException:  # shown, and told by the status
+    except BaseException:  # the error is shown, and the exit status reports it
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)

@@ -81,7 +81,7 @@ class child:
         return str(self._receive.recv())
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError, ChildProcessError):  # it is over, and was waited for
+        with suppress(ProcessLookupError, ChildProcessError):  # the process has ended and was waited for
             os.kill(self._process, signal.SIGKILL)
             os.waitpid(self._process, 0)
         self._receive.close()

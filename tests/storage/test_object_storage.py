@@ -146,10 +146,10 @@ def test_a_silent_holder_loses_the_lease_and_its_commit(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = machines.new(lease_seconds=0.5), machines.new(lease_seconds=0.5)
-    monkeypatch.setattr("vantage.storage.leases.HeldLease._run", lambda self: None)  # a machine that sleeps
+    monkeypatch.setattr("vantage.storage.leases.HeldLease._run", lambda self: None)  # the machine sleeps
     with first.exclusive(KEY, holder="run a"):
         folder, attempt = stage(first, b"late")
-        for _ in range(40):  # as an attempt waits: in short turns
+        for _ in range(40):  # an attempt waits in short turns like this
             try:
                 with second.exclusive(KEY, holder="run b", timeout=0.1):
                     commit(second, *stage(second, b"new"))

@@ -106,7 +106,7 @@ def test_an_equal_object_that_is_committed_during_the_removal_is_whole(place: Pl
 
     def needed() -> Collection[str]:
         other.start()
-        time.sleep(0.5)  # it is committed, if nothing keeps it back
+        time.sleep(0.5)  # it is committed, unless something prevents that
         return ()
 
     assert garbage.remove_object(artifact.digest, needed=needed)
@@ -144,7 +144,7 @@ def test_a_lookup_takes_the_mark_off_and_the_ref_stays(bucket_place: BucketPlace
 def test_a_remover_that_slept_until_its_lease_was_lost_removes_nothing(
     bucket_place: BucketPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HeldLease, "_run", lambda self: None)  # it sleeps
+    monkeypatch.setattr(HeldLease, "_run", lambda self: None)  # the holder of the lease sleeps
     artifact = produce(bucket_place.open(), OLD)
     sleeper = garbage_of(bucket_place.machine(lease_seconds=0.3).open(), CAUSE)
     sleeper.remove_refs([KEY], needed=nothing)
@@ -161,7 +161,7 @@ def test_a_remover_that_slept_until_its_lease_was_lost_removes_nothing(
 def test_a_writer_that_slept_until_its_object_was_removed_sends_it_again(
     bucket_place: BucketPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HeldLease, "_run", lambda self: None)  # it sleeps
+    monkeypatch.setattr(HeldLease, "_run", lambda self: None)  # the holder of the lease sleeps
     writer = bucket_place.machine(lease_seconds=0.3).open()
     garbage = garbage_of(bucket_place.machine(lease_seconds=0.3).open(), CAUSE)
     folder, attempt = stage(writer, OLD)

@@ -142,7 +142,7 @@ def test_a_manifest_that_is_none_is_refused_whatever_its_own_digest(tmp_path: Pa
 
 def test_a_huge_manifest_is_refused_unread(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).touch()
-    os.truncate(tmp_path / MANIFEST, 10**12)  # sparse: no disk is used
+    os.truncate(tmp_path / MANIFEST, 10**12)  # a sparse file uses no disk
     with pytest.raises(ValueError, match="longer than"):
         read_manifest(tmp_path)
 
@@ -208,7 +208,7 @@ def test_a_seal_that_failed_can_be_tried_again(tmp_path: Path, monkeypatch: pyte
 
     def full(descriptor: int) -> None:
         calls.append(descriptor)
-        if len(calls) == 2:  # the manifest's
+        if len(calls) == 2:  # the manifest's own record
             raise OSError(28, "No space left on device")
         real(descriptor)
 

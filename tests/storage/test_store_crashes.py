@@ -138,7 +138,7 @@ def test_power_loss_after_any_operation_leaves_the_old_or_the_new(
                 assert counted == attempt, "a number that was handed out is never forgotten"
             if number == len(disk.moments) - 1:
                 assert content_of(left) == NEW, "what was committed is never forgotten"
-            if variant == 0:  # the most is lost
+            if variant == 0:  # the variant in which most is lost
                 produce(left, NEW)
                 assert content_of(left) == NEW
             shutil.rmtree(left.root)

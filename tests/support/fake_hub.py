@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if name is not None:
             self.hub.sent[name] = self.hub.sent.get(name, 0) + len(content)
-        with suppress(ConnectionError):  # whoever has enough hangs up
+        with suppress(ConnectionError):  # a client that has read enough hangs up
             self.wfile.write(content)
 
 

@@ -310,7 +310,7 @@ class FakeLLM:
         FAULTS.starts += 1
         is_one_of_several = distributed.is_initialized() and distributed.get_world_size() > 1
         assert (settings.get("distributed_executor_backend") == "external_launcher") == is_one_of_several
-        if is_one_of_several:  # all agree on the memory that is free
+        if is_one_of_several:  # all ranks agree on the free memory
             distributed.all_reduce(torch.tensor(1))
         if FAULTS.starts in FAULTS.failing_starts:
             raise RuntimeError(f"start {FAULTS.starts} is broken")

@@ -44,8 +44,9 @@ FUNCTION = "tests.support.fake_work.run_stage"
 CHILDREN = (
     "vantage.flows.prefect_server.tied_process",
     "prefect.engine",
-    "prefect.runner._workspace_supervisor",  # what a worker starts; it becomes the engine of a flow run
-    "uvicorn",  # what MLflow's server starts
+    # a worker starts this module; it becomes the engine of a flow run
+    "prefect.runner._workspace_supervisor",
+    "uvicorn",  # MLflow's server starts this module
 )
 
 _ADOPTS = 36
@@ -174,7 +175,7 @@ class ForkServer:
             ready = select.select(asking, [], [])[0][0]
             connection = ready if ready is owner else ready.accept()[0]
             message, descriptors, _, _ = socket.recv_fds(connection, _MOST, 3)
-            if not message:  # it has ended
+            if not message:  # the process has ended
                 if ready is owner:
                     os._exit(0)
                 connection.close()
@@ -183,7 +184,8 @@ class ForkServer:
                 asking.append(socket.socket(fileno=descriptors[0]))
                 continue
             here, there = socket.socketpair()
-            between = os.fork()  # whose end makes an orphan of the process, for the one that asks to adopt
+            # the end of this process makes an orphan of the new one, which the asking process adopts
+            between = os.fork()
             if between == 0:
                 if os.fork() == 0:
                     for each in (*asking, here):
@@ -230,7 +232,7 @@ class ForkServer:
         os.chdir(asked["folder"])
         if stand_in.fileno() >= 0:
             threading.Thread(target=_end_with, args=(stand_in,), daemon=True).start()
-        if "numpy.random" in sys.modules:  # Python's own random numbers are other ones in each fork
+        if "numpy.random" in sys.modules:  # each fork gets other random numbers from Python
             sys.modules["numpy.random"].seed()
         command, environment = asked["command"], asked["environment"]
         while True:
@@ -239,7 +241,7 @@ class ForkServer:
             try:
                 if self._runs_flows:
                     _read_settings(own=not _is_child(command))
-            except Exception:  # the process must tell of them itself
+            except Exception:  # the process must report warnings itself
                 os.execve(command[0], command, environment)
             try:
                 _end(_exit_code(partial(_execute, command)), stand_in)

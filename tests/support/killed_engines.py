@@ -90,7 +90,7 @@ def run_with_servers(job: StageJob) -> StageResult:
             if "--load-format" in (line := each.cmdline())
             and "vantage.tasks.rollout.guarded_process" not in line
         ]
-        if servers:  # else all have ended, and none is started again yet
+        if servers:  # otherwise all servers have ended, and none is started again yet
             servers[number % len(servers)].kill()
 
     moments = _Moments(job, kill_a_server)

@@ -16,6 +16,6 @@ def copy_packages(target: Path, *, compiled: bool = False) -> None:
     """
     left_out = shutil.ignore_patterns(
         "*.pyc.*" if compiled else "__pycache__"
-    )  # those that are being written
+    )  # leave out packages that are being written
     for name in ("vantage", *PACKAGES):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=left_out)

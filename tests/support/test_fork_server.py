@@ -56,7 +56,7 @@ def flows() -> Iterator[ForkServer]:
 
 
 def close(server: ForkServer) -> None:
-    if server._connection is not None and server.process is not None:  # else no test has asked it
+    if server._connection is not None and server.process is not None:  # otherwise no test has used the server
         server._connection.close()
         server.process.wait(60)
 

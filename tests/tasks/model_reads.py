@@ -27,7 +27,7 @@ def record_reads(monkeypatch: pytest.MonkeyPatch) -> list[Read]:
     forward, sample_batch = LlamaModel.forward, sampling._sample_batch
     is_sampling = False
 
-    @wraps(forward)  # whose parameters say whether it is told positions
+    @wraps(forward)  # the parameters of its forward pass show whether it takes positions
     def recorded(self: LlamaModel, *args: Any, **inputs: Any) -> Any:
         mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
         if mask is not None and not is_sampling:

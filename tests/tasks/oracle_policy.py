@@ -443,7 +443,7 @@ class PolicyStage:
             kept = torch.cat([s for s, keeps in zip(selected, learns, strict=True) if keeps])
             metrics["covariance_fraction"] = kept.double().mean().item()
         if a.covariance == "kl":
-            # Nothing is a gradient where both policies are equal: neither here nor, but for rounding, in float32.
+            # Where both policies are equal there is no gradient: neither here nor, but for rounding, in float32.
             held = [ell.abs() * s * (ell.abs() > 1e-5) for ell, s in zip(ells, selected, strict=True)]
             loss = loss + a.covariance_kl_coef * self.mean_over(held, learns)
         metrics["policy_loss"] = loss.item()
@@ -602,7 +602,7 @@ class PolicyStage:
         norm = self.optimizers["critic"].step(gradients, rate)
         return {"grad_norm_critic": norm, "learning_rate_critic": rate}
 
-    # -- what is steered, and what is kept
+    # -- coefficients that are adapted, and the policy that is kept
 
     def steer(self, r: Rollout, iteration: int, entropy: float | None) -> None:
         a = self.switches

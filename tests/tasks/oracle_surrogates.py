@@ -22,7 +22,7 @@ def of_response(new: Tensor, old: Tensor, advantages: Tensor, a: Algorithm) -> T
         inside = (ratio > low) & (ratio < high)
         weight = ratio if a.ratio_mask_gradient else ratio.detach()
         return -weight * inside * advantages * new
-    if a.ratio_level == "sequence":  # the response's as a constant, moved by each token alone
+    if a.ratio_level == "sequence":  # the response's ratio as a constant, times that of each token
         ratio = (new - old).detach().mean().exp() * (new - new.detach()).exp()
     if a.surrogate == "clipped_weight":
         return -ratio.detach().clamp(low, high) * advantages * new

@@ -56,14 +56,14 @@ def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_ba
     with caplog.at_level(logging.INFO, logger="vantage.tasks.policy_optimization"):
         result = run_stage(job)
 
-    # 1. The switch is thrown by the rollout that the blind critic saw first, and back by the first it sees again
+    # 1. The first rollout of the blind critic switches it off, and the first one after it sees again switches it on
     is_blind = [BLIND_FROM <= iteration < SEES_AGAIN_FROM for iteration in range(ITERATIONS)]
     explained = [each.estimates.explained_variance for each in gathered]
     assert [value is not None and value > THRESHOLD for value in explained] == [not each for each in is_blind]
     weights = [entry.metrics["critic_weight"] for entry in read(job.scratch / JOURNAL)]
     assert weights == [0.0 if each else 1.0 for each in is_blind]
 
-    # 2. Left out, the advantages are returns less their mean over tokens, and no value has a part in them
+    # 2. Without the critic, advantages are returns less their mean over tokens, and depend on no value
     for each, blind in zip(gathered, is_blind, strict=True):
         mask = each.rollout.sequences.response_mask
         found, returns = (
@@ -72,7 +72,7 @@ def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_ba
         )
         assert torch.allclose(found, returns - returns.mean(), atol=1e-5) == blind
 
-    # 3. And it is said
+    # 3. The log reports it
     told = [record.getMessage() for record in caplog.records if "the critic" in record.getMessage()]
     assert [text.partition("the critic ")[2] for text in told] == [
         "is left out: advantages are returns less their mean",

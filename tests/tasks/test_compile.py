@@ -87,7 +87,7 @@ def try_several_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stage_learns_the_same(
     name: str, changes: dict[str, Any], pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if {"lora", "precision"} & changes.keys():  # whose graphs serve no other test
+    if {"lora", "precision"} & changes.keys():  # its graphs are of no use to other tests
         try_several_rows_only(monkeypatch)
     if changes:
         plain = pipeline.job(name, folder=tmp_path / "plain", **changes)

@@ -74,7 +74,8 @@ def test_a_value_stage_measures_what_its_critic_predicts_and_a_gate_reads_it(
     with torch.no_grad():
         found = outputs(critic, test.rollout.sequences)[mask].double()
     if name == "ensemble":
-        expected = (found[:, 0] - found[:, 1]).abs().mean().item() / 2  # the deviation of two numbers
+        # the standard deviation of two numbers
+        expected = (found[:, 0] - found[:, 1]).abs().mean().item() / 2
     else:
         expected = by_hand(found.tolist(), test.returns[mask].double().tolist())
     assert metrics[METRIC[name]] == pytest.approx(expected, rel=1e-4, abs=1e-6)

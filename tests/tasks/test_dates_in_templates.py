@@ -102,6 +102,6 @@ def test_a_stage_gives_the_same_on_another_day_in_another_zone(
     (other / "output").mkdir()
     changes = {"date": date(2031, 4, 1), "scratch": other / "scratch", "output": other / "output"}
     result = run_stage(made[0].job.model_copy(update=changes))
-    # a stage that keeps the weights that it starts from still measures otherwise
+    # also a stage that keeps its first weights measures other numbers
     is_other = seal(other / "output") != made[0].artifact or result.metrics != made[0].result.metrics
     assert is_other == (kind not in WITHOUT_TEMPLATE), "the recipe's date is what it reads"

@@ -186,7 +186,7 @@ def test_training_widens_the_gap_and_reports_exactly_the_metrics_of_the_page(
         *NONFINITE,
     }
     assert set(result.metrics) == headline_metric_names("dpo") - {
-        "tied_share",  # of collected responses alone
+        "tied_share",  # only for collected responses
         *UNCOMPILED,
     }
     first, last = entries[0].metrics, entries[-1].metrics

@@ -92,7 +92,7 @@ def test_gain_win_rate_and_error_by_hand() -> None:
         "truncated_share_difference": 0.25,
         "mean_response_length_difference": 2.0,
         "distinct_1": (1 / 8 + 1 / 9)
-        / 2,  # one token said 3 + 5 times, and 2 + 7 (the first of 2 was cut off)
+        / 2,  # one token 3 + 5 times, and 2 + 7 times (the response of 2 tokens was cut off)
     }
     assert {metric: found[metric].value for metric in by_hand} == pytest.approx(by_hand)
     assert found["accuracy_gain"].standard_error == pytest.approx(0.5)

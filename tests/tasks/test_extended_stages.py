@@ -101,7 +101,7 @@ def test_a_stage_in_two_parts_is_the_stage_in_one(
     job_in, length = (FAST | SLOW)[name]
     for folder in ("whole", "shorter", "longer"):
         (tmp_path / folder).mkdir()
-    if name in ("sft", "reward", "value", "policy"):  # as they are
+    if name in ("sft", "reward", "value", "policy"):  # these are left as they are
         expected, whole = made(pipeline, name)
     else:
         whole = job_in(pipeline, tmp_path / "whole")

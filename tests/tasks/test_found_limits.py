@@ -120,7 +120,7 @@ def test_passes_fill_the_memory_that_there_is_and_change_no_weight(
 ) -> None:
     """In a share of the memory that the stage takes where there is plenty. It keeps so many copies of the weights elsewhere
     than on a GPU: the best so far, on the CPU."""
-    monkeypatch.setitem(cuts.OVERHEAD, "cpu", 10**6)  # nothing but memory cuts
+    monkeypatch.setitem(cuts.OVERHEAD, "cpu", 10**6)  # only memory bounds the passes
     shorter = {"iterations": 2} if name == "policy" else {}
     whole, cut = (wide.job(name, folder=tmp_path / each, **shorter) for each in ("whole", "cut"))
     with memory(PLENTY, monkeypatch) as live:
@@ -142,7 +142,8 @@ def test_an_attempt_that_goes_on_has_the_limits_of_the_one_before(
     step: int, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though memory is another by now; before the first checkpoint too."""
-    limits = iter([10**6, 10**6, PLENTY])  # the whole attempt's, the killed one's, and its successor's
+    # the limits of the whole attempt, of the killed one, and of its successor
+    limits = iter([10**6, 10**6, PLENTY])
 
     def run(job: Any) -> Any:
         with memory(next(limits), monkeypatch):

@@ -18,7 +18,7 @@ from vantage.tasks.stages import run_stage
 from vantage.tasks.training import preemption
 from vantage.tasks.training.scratch import JOURNAL
 
-__all__ = ["folders"]  # a fixture
+__all__ = ["folders"]  # used as a fixture
 
 GROUPS = {
     "preset": "grpo",

@@ -78,7 +78,7 @@ def room_of(
     shorter = SHORTER if name in ("value", "policy") else {}
     job = pipeline.job(
         name, folder=folder, microbatch_tokens=microbatch_tokens, **shorter
-    )  # makes its inputs
+    )  # this makes the stage's inputs
     with monkeypatch.context() as patched:
         patched.setattr(torch.nn.Embedding, "forward", forward)
         run_stage(job)

@@ -24,7 +24,7 @@ from vantage.tasks.rollout.selection import Selection
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
-__all__ = ["verifiers"]  # a fixture
+__all__ = ["verifiers"]  # used as a fixture
 RUBRIC = """\
 def verify(prompt, response, answer):
     return {"length": len(response), "digits": sum(c.isdigit() for c in response) / 4, "echo": prompt[0] in response}
@@ -86,7 +86,7 @@ def test_every_collected_response_has_its_named_scores_and_their_sum(
     start = (len(expected) - 1) // job.work.batch_size * job.work.batch_size
     batch = [
         scores["rubric.length"] for scores in expected[start:]
-    ]  # the last batch of the split that comes last
+    ]  # the metric is that of the last batch of the last split
     last = [entry.metrics for entry in read(job.scratch / JOURNAL)][-1]
     assert last["score_mean_rubric.length"] == pytest.approx(fmean(batch))
     assert [last[f"score_p{percent}_rubric.length"] for percent in (10, 50, 90)] == pytest.approx(

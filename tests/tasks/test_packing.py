@@ -158,7 +158,7 @@ def test_every_row_is_computed_once_and_all_ranks_make_as_many_passes(
         parts = list(packed_passes(lengths, limits))
         passes.add(len(parts))
         for part in parts:
-            layout = part.layout or [[0]]  # a row by itself, which keeps step
+            layout = part.layout or [[0]]  # a row by itself keeps step with the other rank
             assert len(layout) <= (limits.rows or len(lengths))
             assert sorted(place for group in layout for place in group) == list(range(len(part.rows)))
             for group in layout:

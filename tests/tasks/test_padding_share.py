@@ -27,7 +27,7 @@ from vantage.tasks.training.scratch import JOURNAL
 def test_a_step_says_how_much_of_its_passes_was_padding(
     stage: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = pipeline.job(stage, folder=tmp_path)  # which makes its inputs first
+    job = pipeline.job(stage, folder=tmp_path)  # this makes the stage's inputs first
     job = job.model_copy(update={"work": resolve_work(job.work)})
     given = record_reads(monkeypatch)
     ends: list[int] = []

@@ -445,7 +445,7 @@ def last_checkpoint(job: StageJob, networks: Iterable[str]) -> checkpoints.Loade
     assert found is not None
     trained = {f"{network}.{part}" for network in networks for part in ("weights", "optimizer")}
     if work_of(job).algorithm.advantage == "tracked_mean":
-        trained.add("baselines.weights")  # which no optimiser moves
+        trained.add("baselines.weights")  # no optimiser changes these
     return checkpoints.load(found, required=trained | {"stage", "stopped", "journal_offset", "best"})
 
 

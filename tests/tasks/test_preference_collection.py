@@ -117,7 +117,7 @@ def test_the_best_stands_against_the_worst_and_of_equals_the_first() -> None:
     ("texts", "given", "why"),
     [
         (("a", "b"), [1.0, 1.0], SAME_SCORE),
-        (("a", "a"), [1.0, 0.0], SAME_TEXT),  # one of them was cut off, say
+        (("a", "a"), [1.0, 0.0], SAME_TEXT),  # for instance, one of them was cut off
         (("a", ""), [1.0, 0.0], NO_TEXT),
         (("a", " \n"), [0.0, 1.0], NO_TEXT),
         (("a\0", "b"), [0.0, 1.0], NO_TEXT),

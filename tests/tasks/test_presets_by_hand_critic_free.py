@@ -124,7 +124,7 @@ def test_reinforce_pp_baseline() -> None:
     d1, d2, d3, d4, d5 = NEW_DELTAS
     assert later.slopes == close(
         [
-            (0.0 + 0.01 * 1.25 * d1) / 4,  # where the clip binds the KL still pulls
+            (0.0 + 0.01 * 1.25 * d1) / 4,  # where the clip binds, the KL term still has a gradient
             (-0.7 * a + 0.01 * 0.7 * d2) / 4,
             (0.0 + 0.01 * 0.75 * d3) / 6,
             (-1.3 * b + 0.01 * 1.3 * d4) / 6,

@@ -72,7 +72,7 @@ def preset(name: str, **switches: Any) -> dict[str, Any]:
 
 
 PRESET_CASES = {name: Case(preset(name)) for name in get_args(PresetName)} | {
-    # one that a reward model's scores never leave uniform, so that groups are dropped; and not for ever
+    # right or wrong, so that some groups are uniform and dropped; a bounded number of rounds, so that sampling ends
     "dapo": Case(preset("dapo", max_sampling_rounds=3), reward=RIGHT_OR_WRONG),
     # fast enough that KL(old‖new) leaves the band within which β stays
     "ppo_kl_penalty": Case(preset("ppo_kl_penalty"), {"learning_rate": 2e-3}),
@@ -221,7 +221,7 @@ def last_checkpoint(job: StageJob[ResolvedPolicyOptimization]) -> checkpoints.Lo
     modules = {"policy", "critic"} if job.work.algorithm.trains_critic else {"policy"}
     parts = {f"{name}.{part}" for name in modules for part in ("weights", "optimizer")}
     if job.work.algorithm.advantage == "tracked_mean":
-        parts.add("baselines.weights")  # which no optimiser moves
+        parts.add("baselines.weights")  # no optimiser changes these
     return checkpoints.load(found, required=parts | {"best", "stage", "stopped", "journal_offset"})
 
 
@@ -259,7 +259,7 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
     whole, cut = (job_of(case, pipeline, tmp_path / attempt) for attempt in ("whole", "cut"))
     result = run_stage(whole)
 
-    # 1. What it says
+    # 1. What the stage reports
     steps = curve(whole)
     assert len(steps) == 2
     for step in steps:
@@ -290,7 +290,7 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
         kept = {name for name in weights if is_frozen and part == "critic.weights/" and ".self_attn." in name}
         assert unmoved == kept, part
 
-    # 3. So did what is steered, and nothing else
+    # 3. Adapted coefficients changed, and nothing else
     switches = Algorithm.model_validate(case.algorithm)
     state = after.state["stage"]
     assert (state["kl_coef"] != switches.kl_coef) == (switches.kl_target is not None)
@@ -302,7 +302,7 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
     if switches.trust_region_kl is not None:
         assert sum(step["trust_region_undone"] for step in steps) > 0
 
-    # 4. Stopped and gone on with, it ends with the same bits
+    # 4. Stopped and resumed, the stage ends with the same bits
     assert run_in_two_attempts(cut, monkeypatch) == result
     resumed = last_checkpoint(cut)
     assert resumed.step == after.step == 2

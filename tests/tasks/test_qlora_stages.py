@@ -45,6 +45,7 @@ def test_every_stage_writes_what_it_writes_with_the_same_weights_in_float32(
     assert (in_4_bits.folder("model") / SIDECAR).is_file()
     for name in SHORT:
         mine, theirs = contents(in_4_bits.folder(name)), contents(in_float.folder(name))
-        mine.pop("base.json"), theirs.pop("base.json")  # whose digests are of the folders' paths in this test
+        # in this test these digests are made from the folders' paths
+        mine.pop("base.json"), theirs.pop("base.json")
         assert mine == theirs, name
         assert in_4_bits.metrics(name) == in_float.metrics(name)

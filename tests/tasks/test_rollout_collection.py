@@ -169,7 +169,7 @@ def test_the_journal_has_a_line_for_each_batch(pipeline: Any, tmp_path: Path) ->
         name.replace("TERM", "reward")
         for name in curve_metric_names("rollout_collection") - {*TERM_QUANTILES, *ANSWERS}
     }
-    curves -= {*GRAPHS, *ENGINE, "seconds_beside"}  # a GPU's, and those of other settings
+    curves -= {*GRAPHS, *ENGINE, "seconds_beside"}  # curves of a GPU, and of other settings
     assert all(set(entry.metrics) == curves for entry in entries)
     prompts = {split: len(rows_in(job.output, split)) // SAMPLES[split] for split in SPLITS}
     per_batch = {split: 36 // SAMPLES[split] for split in SPLITS}

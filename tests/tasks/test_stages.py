@@ -120,7 +120,7 @@ def test_the_same_job_gives_the_same_bytes_and_another_seed_does_not(
     assert contents(other.output)["model.safetensors"] != whole["model.safetensors"]
 
 
-# Of policy optimisation, but of switches that the pipeline's policy has off (test_presets_run turns them on)
+# Metrics of policy optimisation whose switches the pipeline's policy has off (test_presets_run turns them on)
 OF_OTHER_SWITCHES = {
     "ptx_nll",
     "trust_region_undone",
@@ -182,7 +182,7 @@ def test_every_estimate_comes_with_its_uncertainty(name: str, pipeline: Any) -> 
     kind = pipeline.job(name).work.kind
     has = ("verifier", "samples.2") if kind == "evaluation" else None
     metrics, uncertainty = pipeline.metrics(name), pipeline.result(name).uncertainty
-    # of bins that no response is in, and single ones, there is nothing to be sure of
+    # bins with no or one response have no interval
     measured = {each for each in estimated_metric_names(kind, has=has) if metrics[each] is not None}
     assert measured <= uncertainty.keys() <= estimated_metric_names(kind, has=has)
     whole = [each for each in uncertainty if name != "value" or each in ("explained_variance", "value_mse")]

@@ -167,7 +167,7 @@ CASES: dict[int, dict[str, Job]] = {
         "networks and moments in host memory": of_kind(
             "policy", iterations=2, resources=Resources(offload=("reference", "reward", "optimizer"))
         ),
-        # the first rank asks the guards, and the other does what it hears
+        # the first rank asks the guards, and the other does the same
         "ended by a guard": of_kind("policy", iterations=3, guards=(always("grad_norm_policy", "finish"),)),
         "frozen by a guard": of_kind("policy", iterations=2, guards=(always("value_loss", "freeze_policy"),)),
     },
@@ -284,7 +284,7 @@ def last_metrics(job: StageJob) -> dict[str, float]:
         name: value
         for entry in read(job.scratch / JOURNAL)
         for name, value in entry.metrics.items()
-        if name not in (*SPEED, *PASSES, *SAMPLING)  # which depend on who computes which rows
+        if name not in (*SPEED, *PASSES, *SAMPLING)  # these depend on which rank computes which rows
     }
 
 

@@ -29,7 +29,7 @@ from vantage.tasks.rewards.verifier_scores import UnfitScores
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
-__all__ = ["verifiers"]  # a fixture
+__all__ = ["verifiers"]  # used as a fixture
 GRADED = """\
 def verify(prompt, response, answer):
     return len(response) / 7

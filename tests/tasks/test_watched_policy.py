@@ -59,7 +59,8 @@ def test_falls_are_counted_against_the_measurement_that_the_judge_liked_best(see
         seen, metrics = Watching(lambda _, judged=judged: torch.tensor(judged, dtype=torch.float64)).look(  # type: ignore[misc]
             scored(prompts, rewards), seen
         )
-        rewards = torch.tensor(rewards).double().tolist()  # as the reward's single precision has them
+        # rounded as the reward's single precision rounds them
+        rewards = torch.tensor(rewards).double().tolist()
         assert metrics["validation_watch_score"] == pytest.approx(sum(judged) / 12)
         if best is None or sum(judged) > sum(best[1]):
             best, falls, worse = (rewards, judged), 0, 0
@@ -97,7 +98,7 @@ def test_responses_to_one_prompt_are_one_cluster() -> None:
         clusters=torch.tensor([0, 0, 1, 1]),
     )
     assert (change.reward.value, change.reward.num_clusters) == (0.5, 2)
-    assert change.reward.standard_error == pytest.approx(0.5)  # of 1 and 0
+    assert change.reward.standard_error == pytest.approx(0.5)  # the scores are 1 and 0
     assert not change.is_fall
 
 

@@ -101,7 +101,7 @@ def test_an_installed_copy_has_the_digest_of_its_checkout_and_no_revision_of_a_r
     site.mkdir(parents=True)
     shutil.copytree(
         ROOT / "vantage", site / "vantage", ignore=shutil.ignore_patterns("__pycache__")
-    )  # as a wheel: no links
+    )  # a wheel has no links
     assert not (site / "vantage" / "flows").is_symlink()
     code = "import vantage, json; from vantage.attempts.identity.identity import identity; print(json.dumps([vantage.__file__, identity()]))"
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}

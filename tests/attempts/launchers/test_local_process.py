@@ -96,7 +96,7 @@ def test_variables_of_another_program_change_nothing(
     launching.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     for name, value in (FOREIGN | LOGINS).items():
         monkeypatch.setenv(name, value)
-    if fork_server_has_them:  # as where another than Vantage started it
+    if fork_server_has_them:  # as if another program than Vantage had started it
         with monkeypatch.context() as patched:
             patched.setattr(launching, "not_inherited", lambda _: [])
             for read_when_loaded in ("USE_TORCH", "PYTHONWARNINGS"):
@@ -105,7 +105,7 @@ def test_variables_of_another_program_change_nothing(
     try:
         result = run_fake(tmp_path, "tell")
     finally:
-        if fork_server_has_them:  # else it is as any other, and the next test can use it
+        if fork_server_has_them:  # otherwise the fork server is a usual one, which the next test can use
             launching.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     assert result.metrics["seed"] == 17
     assert result.metrics["torch_was_loaded"]
@@ -569,7 +569,7 @@ class TestOrchestrator:
             assert len(started) == 3, "fork server, resource tracker and stage"
 
             # Ctrl-C and a terminated group reach neither stage nor fork server.
-            os.kill(orchestrator.pid, signal.SIGSTOP)  # it shall not answer the signals itself
+            os.kill(orchestrator.pid, signal.SIGSTOP)  # this process must not handle the signals itself
             wait_for(lambda: state(orchestrator.pid) == "T")
             os.killpg(orchestrator.pid, signal.SIGINT)
             os.killpg(orchestrator.pid, signal.SIGTERM)

@@ -35,7 +35,7 @@ def test_a_start_that_never_ends_is_ended_as_a_killed_attempt(
     job = job_in(tmp_path, ranks=1).model_copy(update={"work": work_of(1, nodes=2)})
     job_file, begun = tmp_path / "job.json", tmp_path / ray_train.BEGUN
     job_file.write_text(job.model_dump_json())
-    begun.touch()  # of an earlier attempt
+    begun.touch()  # left by an earlier attempt
     codes, is_ended = [], threading.Event()
 
     class Hanging:

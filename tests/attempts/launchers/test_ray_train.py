@@ -359,7 +359,7 @@ def test_a_run_shows_what_it_waits_for_and_goes_on_with_the_node_that_is_left(
         assert progress["phase"].startswith("waiting for 1 to 2 Ray nodes with 1 CPU each since ")
         assert progress["phase_note"].startswith(
             ("1 is alive, enough from ", "2 are alive")
-        )  # not noticed yet
+        )  # the loss of the node is not noticed yet
         plan = printed("plan", str(recipe))
         assert "being computed by run" in plan
         assert "waiting for 1 to 2 Ray nodes" in " ".join(plan.split())

@@ -200,7 +200,7 @@ def stop_the_last_rank(folder: Path, *, seconds: float | None = None) -> None:
         os.kill(rank, signal.SIGSTOP)
         mark.touch()
     elif seconds is not None and time.time() > mark.stat().st_mtime + seconds:
-        with suppress(ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError):  # the process has ended
             os.kill(rank, signal.SIGCONT)
 
 

@@ -124,7 +124,7 @@ def test_a_cancelled_run_is_saved_by_its_worker_and_goes_on(
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(run_recipe, here, recipe_file, ON_POOL)
         soon(lambda: is_under_way(tmp_path), running)
-        third = Workspace(tmp_path / "third", here.uri)  # nothing but the address
+        third = Workspace(tmp_path / "third", here.uri)  # only the address is given
         [seen] = read_runs(third)
         view = run_state(third, seen)
         assert (view.status, view.status_of("sft")) == ("running", "running")
@@ -162,7 +162,7 @@ def test_without_a_worker_a_run_says_what_it_waits_for_and_can_be_stopped(
         def attempts() -> list[str]:
             """Return the states of the flow runs of this workspace's attempts at sft."""
             ids = {record.run_id for record in read_runs(here)}
-            found = client.read_flow_runs(work_pool_filter=of_nobody)  # of all, the server tells 200 alone
+            found = client.read_flow_runs(work_pool_filter=of_nobody)  # the server lists at most 200 of all
             named = [(run.name.split(" · "), run.state_name) for run in found]
             return [str(state) for name, state in named if name[0] == "sft" and name[1] in ids]
 

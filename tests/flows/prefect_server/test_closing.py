@@ -138,7 +138,8 @@ def test_a_run_that_ended_during_an_outage_is_shown_as_run_json_has_it() -> None
     "name, status, becomes",
     [
         ("sft · attempt 1", "resumable", "Resumable"),
-        ("sft · attempt 2", "failed", "Completed"),  # its stage knows better: an outage ended the task run
+        # the stage's record is right: an outage ended the task run
+        ("sft · attempt 2", "failed", "Completed"),
         ("policy · 8 iterations · attempt 1", "reused", "Reused"),
     ],
 )

@@ -101,7 +101,8 @@ def test_each_movement_is_announced_once_with_its_own_id(
     moves.note(moved(1))
     moves.note(moved(2, before="1"))
     file = workspace.root / "runs" / RUN / "ledger" / FILE
-    file.write_bytes(file.read_bytes() + b'{"move": {"registered_mo')  # a process was killed
+    # a process was killed in the middle of a line
+    file.write_bytes(file.read_bytes() + b'{"move": {"registered_mo')
     announce_moves(workspace, Witness())
     announce_moves(workspace, Witness())
     [events] = prefect.received

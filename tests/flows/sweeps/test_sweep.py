@@ -628,7 +628,7 @@ def test_a_real_sweep_is_killed_and_resumed_and_its_table_is_that_of_mlflow(
     assert (made["sft"], made["reward"], made["value"]) == (1, 1, 1)
     assert len({stage.stage_key for name, stage in stages if name == "policy"}) == 4
 
-    # The numbers that each run's own stages told MLflow, and the table worked out from them again.
+    # Read the numbers that each run's own stages sent to MLflow, and work the table out from them again.
     from mlflow import MlflowClient
 
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])

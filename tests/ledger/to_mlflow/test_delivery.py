@@ -88,7 +88,7 @@ def test_an_outbox_of_another_run_that_cannot_be_sent_holds_nothing_else_up(
     other = Outbox(workspace / "runs" / "0000-tiny-ffffff" / "ledger")
     opening = OpenRun(time=1, run_id="0000-tiny-ffffff", experiment="tiny", name="tiny", recipe={})
     other.append(to_json(opening))
-    (other.folder / "sending.lock").mkdir()  # stands for a folder of another user's
+    (other.folder / "sending.lock").mkdir()  # replaces a folder of another user
     record_run(workspace, "0001-tiny-aaaaaa")
     assert "0000-tiny-ffffff/ledger cannot be sent" in caplog.text
     assert set(runs_of(client_of(workspace), "0001-tiny-aaaaaa")) == {"", *STAGES}

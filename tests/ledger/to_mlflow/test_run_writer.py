@@ -30,7 +30,7 @@ def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Pa
     client = client_of(workspace)
     runs = runs_of(client, "0001-tiny-aaaaaa")
 
-    # 1. One run above, one a stage below
+    # 1. One parent run, with one child for each stage
     parent = runs.pop("")
     assert parent.info.run_name == "0001-tiny-aaaaaa"
     assert parent.data.params == {
@@ -43,7 +43,7 @@ def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Pa
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert {run.info.status for run in [parent, *runs.values()]} == {"FINISHED"}
 
-    # 2. What the stage measured, and what its gate said
+    # 2. The stage's metrics, and the verdict of its gate
     sft = runs["sft"]
     assert sft.data.params == {"epochs": "2.0"}
     assert curve(client, sft, "loss") == JOURNAL_CURVE
@@ -150,7 +150,8 @@ def test_a_stage_that_its_own_run_finished_and_finds_again_stays_as_it_was(works
         ledger.open_run(run_id, "tiny", RECIPE)
         for stage in STAGES:
             tell_stage(ledger, stage)
-        tell_stage(ledger, "sft")  # killed before its scratch folder was removed, it is told once more
+        # a stage that is killed before its scratch folder was removed is recorded once more
+        tell_stage(ledger, "sft")
         ledger.finish_run("resumable")
 
     def find_again(ledger: Ledger, run_id: str) -> None:

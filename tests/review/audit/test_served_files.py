@@ -59,7 +59,7 @@ def test_a_description_that_mlflow_cannot_load_is_wrong(case: Case) -> None:
         assert_wrong(case.audit(target), "MLmodel, python_env.yaml or requirements.txt: cannot be read")
 
 
-# One field differs from another
+# Fields of one record that contradict each other
 
 
 def test_a_storage_location_that_differs_from_the_source_is_what_is_hashed(
@@ -173,7 +173,8 @@ def test_a_remote_address_that_no_run_recorded_is_not_fetched(
     case: Case, served: Callable[[], tuple[str, list[str]]]
 ) -> None:
     address, requests = served()
-    place = f"{address}/api/2.0/mlflow-artifacts/artifacts/models"  # as MLflow's own servers have it, which it would ask
+    # an address as MLflow's own servers have it, which MLflow would ask
+    place = f"{address}/api/2.0/mlflow-artifacts/artifacts/models"
     case.sql("UPDATE model_versions SET storage_location = ? WHERE name = 'fake'", place)
     report = case.audit("fake/1")
     assert_wrong(report, f"MLflow loads it from {place}")

@@ -107,7 +107,7 @@ def make_run(
     if installed is not None:
         provenance = {**provenance, "environment": keep_environment(storage, installed)}
     with acquire_run(workspace, resolved, source=str(recipe), overrides=overrides) as run:
-        resolved = run.record.recipe  # with what a run pins
+        resolved = run.record.recipe  # with the values that a run pins
         made: dict[str, Any] = {}
         for step in ordered_steps(resolved):
             if step == until:

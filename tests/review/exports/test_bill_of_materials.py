@@ -158,7 +158,7 @@ def test_the_newest_licence_is_everybodys(tmp_path: Path) -> None:
     workspace, recipe = Workspace(tmp_path / "workspace"), write_recipe(tmp_path, range(6))
     first = make_run(workspace, recipe, "licenses={sft: MIT}", installed=environment(torch="2.13.0"))
     second = make_run(workspace, recipe, "licenses={sft: Apache-2.0, data.demonstrations: CC-BY-4.0}")
-    make_run(workspace, recipe, "seed=3")  # names none
+    make_run(workspace, recipe, "seed=3")  # the package names no licence
     told = [json.loads(bill(workspace, f"{each.run_id}/sft").stdout) for each in (first, second)]
     assert told[0] == told[1]
     assert told[0]["metadata"]["component"]["licenses"] == [{"license": {"id": "Apache-2.0"}}]

@@ -67,7 +67,7 @@ class Tab:
         asked = f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
         give_up = time.monotonic() + SECONDS
         while True:
-            with suppress(AssertionError):  # between two pages there is nothing that could answer
+            with suppress(AssertionError):  # between two pages no page can answer
                 if self.value(asked):
                     return
             assert time.monotonic() < give_up, f"never: {expression}; the page says {self.text()[-3000:]!r}"

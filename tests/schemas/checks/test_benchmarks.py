@@ -61,12 +61,13 @@ def test_a_benchmark_is_a_step_and_its_files_are_its_key(measured: dict[str, Any
     (tmp_path / "tasks").rename(tmp_path / "moved")
     measured["benchmarks"]["local"]["source"] = "moved"
     recipe = resolved(measured, tmp_path)
-    assert key(recipe, "benchmarks.local") == before  # neither the path nor hidden files count
+    # neither the folder's path nor hidden files change the digest
+    assert key(recipe, "benchmarks.local") == before
     (tmp_path / "moved/utils.py").write_text("def text(doc): return doc['q']\n")
     other = key(recipe, "benchmarks.local")
     assert other != before
     (tmp_path / "moved/utils.py").rename(tmp_path / "moved/other.py")
-    assert key(recipe, "benchmarks.local") not in (before, other)  # names of files do
+    assert key(recipe, "benchmarks.local") not in (before, other)  # names of files change it
 
 
 @pytest.mark.parametrize("field, value", [("task", "more"), ("metric", "acc_norm"), ("chat_template", True)])
@@ -129,7 +130,7 @@ def test_a_missing_package_is_told_before_anything_runs(
     told = r"stages\.checked: benchmark_evaluation needs the package lm_eval; .*pip install 'vantage-rlhf\[lm-eval\]'"
     with pytest.raises(ValueError, match=told):
         check_extras(resolved(measured, tmp_path))
-    measured["stages"]["checked"]["resources"] = {"pool": "gpus"}  # whose workers have it
+    measured["stages"]["checked"]["resources"] = {"pool": "gpus"}  # the workers of the pool have the package
     check_extras(resolved(measured, tmp_path))
     trained = next(stage for stage in measured["stages"].values() if stage["kind"] == "sft")
     trained["optimizer_states"] = "8bit"

@@ -150,7 +150,7 @@ def test_passes_are_counted_by_any_score_that_the_reward_may_have(
 ) -> None:
     recipe = named(term)
     places = ["stages.policy.difficulty.term", "stages.middling.term"]
-    for verifier in ("open", "listed"):  # whose dry runs compare the name with what they return
+    for verifier in ("open", "listed"):  # the dry runs of verifiers compare the name with what they return
         found = {use.path: use.score for use in uses_of(recipe, verifier) if use.score is not None}
         assert found == (dict.fromkeys(places, term) if term.startswith(verifier) else {})
 

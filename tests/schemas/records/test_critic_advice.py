@@ -105,7 +105,7 @@ def test_a_biased_critic() -> None:
     assert "policy_starts_at: 2" in text
     assert "too low by 0.51" in first(bias=estimated(-0.51, 0.01))[1]
     assert first(bias=estimated(0.49, 0.01))[0] == "usable"  # a quarter of a standard deviation is 0.5
-    assert first(bias=estimated(0.6, 0.4))[0] == "usable"  # it may be 0
+    assert first(bias=estimated(0.6, 0.4))[0] == "usable"  # the share may be 0
 
 
 def test_order_by_chance() -> None:

@@ -41,7 +41,7 @@ def test_what_is_never_wanted_is_warned_of(metrics: dict[str, float | None], sai
         {"dropped_rows": 4.0, "repeated_rows": 0.0, "source_rows": 400.0},
         {"dropped_rows": 40.0, "repeated_rows": 40.0, "source_rows": 400.0},
         {"dropped_rows": 0.0, "repeated_rows": 0.0, "source_rows": 0.0},
-        {"dropped_rows": 4.0},  # of an artifact from before the others were measured
+        {"dropped_rows": 4.0},  # an artifact of a version that did not measure the others
         {"prompts_too_long_share": 0.01, "responses_cut_share": 0.1, "unknown_token_share": 0.01},
         {"single_byte_share": 0.5, "truncated_share": 0.49, "tied_share": 0.8},
         {"return_variance": 1e-9, "reward_spread": 0.1},

@@ -102,7 +102,8 @@ def test_every_field_that_names_a_stage_or_a_dataset_is_a_role() -> None:
                 Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
             )
         }
-        assert naming - {"reward"} == set(kind.roles) - {WATCH_PROMPTS}, name  # which are named inside watch
+        # these are named inside `watch`
+        assert naming - {"reward"} == set(kind.roles) - {WATCH_PROMPTS}, name
 
 
 def test_defaults_count_whether_written_or_not() -> None:

@@ -56,7 +56,7 @@ def test_alike_responses_count_less() -> None:
     for error, rows in (
         (math.sqrt(0.16 / 99), 100),
         (math.sqrt(0.16 / 400 * 100 / 99), 400 * 11 / 14),
-        (1e-9, 400 * 11 / 14),  # less than independent rows would have is chance
+        (1e-9, 400 * 11 / 14),  # a smaller error than that of independent rows is chance
         (0.0, 100),
     ):
         assert effective_rows(0.8, Uncertainty(n=100, rows=400, standard_error=error)) == pytest.approx(rows)

@@ -56,7 +56,7 @@ def test_other_conversations_keep_who_said_what() -> None:
 
 def test_a_column_behind_a_wrong_value_is_found_in_the_row_all_the_same() -> None:
     mapper = RowMapper({"prompt": "p", "response": "{q}\n{r}", "system": "s"})
-    mapper.map({"p": "P", "q": "Q"})  # which lacks both others
+    mapper.map({"p": "P", "q": "Q"})  # this row lacks both other columns
     with pytest.raises(WrongValue):
         mapper.map({"p": [], "q": "Q", "s": "S"})
     assert [str(error).partition(":")[0] for error in mapper.never_found()] == ["columns.response='r'"]

@@ -85,7 +85,7 @@ def test_damage_at_random_is_read_or_refused(tmp_path: Path, ending: str) -> Non
         assert done.returncode == 0, (len(done.stdout.split()), done.returncode, done.stderr[-2000:])
         ends = Counter(done.stdout.split())
     assert ends.total() == count
-    if ending not in (".jsonl", ".csv"):  # of which damage costs single rows
+    if ending not in (".jsonl", ".csv"):  # in these formats damage costs single rows
         assert ends["refused"] >= 5
 
 

@@ -80,7 +80,8 @@ def test_similarity_by_hand() -> None:
     )
     # {abc, bcd, cde} and {abc, bcd, cdx}: two of four
     assert jaccard("abcde", "abcdx") == 0.5
-    assert jaccard("今天天气很好", "今天 天气很好") == pytest.approx(2 / 7)  # a space parts what is alike
+    # a space separates the equal parts
+    assert jaccard("今天天气很好", "今天 天气很好") == pytest.approx(2 / 7)
     assert jaccard("a+2:345", "a+3:345") == 2 / 8
 
 

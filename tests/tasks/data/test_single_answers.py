@@ -60,7 +60,7 @@ def test_rankings_are_those_of_a_dictionary(
         texts = [text for text, _ in answers]
         if len({grade for _, grade in answers}) == 1:
             alone += len(answers)
-        elif len(set(texts)) == len(texts):  # else one response has two ranks
+        elif len(set(texts)) == len(texts):  # otherwise one response has two ranks
             expected[prompt] = [(text, -grade) for text, grade in answers]
     made = {row["prompt"]: list(zip(row["responses"], row["ranks"], strict=True)) for row in kept}
     assert made == expected and len(kept) == len(made) > 20

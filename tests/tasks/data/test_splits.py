@@ -61,7 +61,7 @@ def test_prompts_alike_but_for_case_and_space_never_stand_on_two_sides(prompts: 
 @pytest.mark.parametrize(
     ("test", "validation", "expected"),
     [
-        (1, 1, "ttvrrrrr"),  # the one row that was asked for stands beside its like
+        (1, 1, "ttvrrrrr"),  # the one row that was asked for comes with the rows of the same prompt
         (3, 2, "tttvvvrr"),
         (2, 5, "ttvvvvvr"),
         (2, 0.25, "ttvvvvrr"),  # [.2, .45)

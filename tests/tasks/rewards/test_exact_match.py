@@ -46,7 +46,7 @@ HASHES = r"####\s*(.+)"
         ("$7", "7", False),
         ("7%", "7", False),
         ("½", "0.5", False),
-        ("７", "7", False),  # full-width: a text of its own
+        ("７", "7", False),  # full-width digits are another text
         ("nan", "NaN", False),
         ("inf", "Infinity", False),
         ("True", "1", False),
@@ -67,7 +67,7 @@ def test_the_whole_response_against_the_answer(response: str, answer: str, right
         (HASHES, "#### 7\nno, wait\n#### 8", "7", False),
         (HASHES, "####", "", False),
         (BOXED, r"so \boxed{7} or rather \boxed{ 12 }.", "12", True),
-        (BOXED, r"\boxed{}", "", True),  # found, and nothing in it
+        (BOXED, r"\boxed{}", "", True),  # the match is empty
         (BOXED, r"\boxed{7", "7", False),
         ("(?:A|B): ([a-d])", "A: a, B: c", "c", True),
         ("(?i)answer is (.*)", "The ANSWER is 5", "5", True),

@@ -202,7 +202,7 @@ def test_a_dead_server_gives_no_score(server: FakeJudge, tmp_path: Path, fresh: 
         scored(load(tmp_path, asked))
     kept = list(answers_in(tmp_path / KEPT))
     assert len(kept) == 9
-    # It comes back: only the others are asked.
+    # The server comes back: only the other questions are asked.
     server.faults.dies_at = None
     server.start()
     fresh()
@@ -442,7 +442,7 @@ def test_unreadable_answers_stop_the_stage(server: FakeJudge, tmp_path: Path, fr
         match=r"3 answers to the question .* it gives no readable score; the last one begins 'Seven\.'",
     ):
         scored(load(tmp_path, judge(server)))
-    # A resumed stage asks again, and about nothing else.
+    # A resumed stage asks this question again, and no other.
     fresh()
     server.faults.unreadable = lambda text, time: None
     before = server.seen.num_requests

@@ -61,7 +61,7 @@ def test_a_process_that_is_killed_while_it_asks_asks_nothing_again_that_was_answ
         kept: set[str] = set()
         kills = 0
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        for answers in (1, 5, 6, 13, 22):  # there when it is killed
+        for answers in (1, 5, 6, 13, 22):  # this answer is there when the process is killed
             before = server.seen.num_requests
             with WITH_TORCH.popen(command_of(__name__, str(folder)), env=environment) as process:
                 while len(list(answers_in(folder / ANSWERS))) < answers:

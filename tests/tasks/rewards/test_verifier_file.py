@@ -187,7 +187,7 @@ def test_leaving_the_process_is_an_error_too(tmp_path: Path) -> None:
     assert "verify raised SystemExit" in refusal(tmp_path, text)
 
 
-# -- where it stands
+# -- where the fault is
 
 
 def test_a_file_has_a_name_of_its_own_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -296,14 +296,14 @@ def raise_(error): raise error
     define(tmp_path, f"return {returned}", before=before)
     message = refusal(verifier)
     assert message.startswith(f"verifiers.mine: {shown}")
-    assert message.encode()  # no half of a character
+    assert message.encode()  # no half of a character is shown
     assert SHOWN.rstrip("; ") in message
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        "return 10**(10**9) > 0",  # in C, which no signal handler of Python's interrupts
+        "return 10**(10**9) > 0",  # time in C, which no signal handler of Python interrupts
         "import os\n    while True: os.fork() or os.setsid() or os._exit(0)",
         *slow(
             "while True: pass",

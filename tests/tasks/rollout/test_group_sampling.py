@@ -179,7 +179,7 @@ def test_what_is_paid_for_being_cut_off_does_not_make_equal_answers_differ() -> 
     result = filled([[(1.0, 1.0)], [(1.0, 0.0)]], missing_eos=0.5)
     assert responses(result) == ["1.0.0", "1.0.1"]
     assert result.scored.scores.total.tolist() == [1.0, -0.5]
-    # and the other way about: what it lost does not make different answers equal
+    # the reverse: what was cut does not make different answers equal
     result = filled([[(0.5, 1.0)]], missing_eos=0.5)
     assert result.scored.scores.total.tolist() == [0.5, 0.5]
     assert (result.rounds, result.uniform_share) == (1, 0.0)

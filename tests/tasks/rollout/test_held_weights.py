@@ -50,7 +50,7 @@ def test_an_engine_that_computes_the_same_bits_has_not_taken_an_update(
         check_held(engine, now, EXACT, earlier=(EXACT, engine), precision=precision)
     check_held(
         engine, now, None, precision=precision
-    )  # without an earlier proof nothing is known of its bits
+    )  # without an earlier proof the engine's earlier bits are unknown
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def bytes_written(
         made = commit(*args, **options)
         state = re.sub(
             rb'"journal_offset":\d+', b"", (made.folder / "state.json").read_bytes()
-        )  # of its times
+        )  # leave out times
         written.append(((made.folder / "tensors.safetensors").read_bytes(), state))
         threads.add(threading.current_thread().name)
         return made

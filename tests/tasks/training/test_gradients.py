@@ -81,7 +81,7 @@ def order_of_events(folder: Path) -> dict[str, Any]:
     with Collectives() as counted:
         first = network.layers[0].weight
         first.register_hook(lambda _: seen.append(counted.messages["reduced"]))
-        rows = 1.0 + rows_of(0)[ranks.own(ROWS)].abs()  # all of which take the branch
+        rows = 1.0 + rows_of(0)[ranks.own(ROWS)].abs()  # all ranks take the branch
         backward(network(rows).square().sum(), network, is_last=True)
         in_all = counted.messages["reduced"]
         settle(network)

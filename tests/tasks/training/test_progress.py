@@ -236,7 +236,7 @@ def test_a_reader_never_sees_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     replace, seen = os.replace, []
 
     def look_and_replace(source: Path, target: Path) -> None:
-        seen.append(shown(path).step)  # the new one is written, and not yet in place
+        seen.append(shown(path).step)  # the new file is written, and not yet renamed
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", look_and_replace)

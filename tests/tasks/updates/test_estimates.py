@@ -313,7 +313,7 @@ def test_the_switched_advantages_have_the_variance_of_the_better_baseline(share_
     scores = torch.randn(400, generator=generator)
     rollout = rollout_of(scores.tolist(), algorithm)
     mask = rollout.sequences.response_mask
-    returns = scores.double()[:, None].expand(400, 3)  # γ = 1, and the score is all there is
+    returns = scores.double()[:, None].expand(400, 3)  # γ = 1, and the score is the whole reward
     noise = torch.randn(400, 3, generator=generator, dtype=torch.float64)
     values = (1 - share_of_noise) * returns + share_of_noise * noise
     estimates = estimate(rollout, algorithm, old_values=values)

@@ -175,7 +175,7 @@ def assert_same_gradient(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found / scale, expected / scale, atol=2e-5, rtol=0)
 
 
-# What a case is there for must be seen in its metrics
+# The purpose of a case must show in its metrics
 SEEN = {
     "KLPEN": "old_kl",
     "ptx": "ptx_nll",

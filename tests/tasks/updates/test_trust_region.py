@@ -140,7 +140,7 @@ def test_after_the_last_halving_all_is_as_before(optimizer: str, steps_before: i
     assert same(trained.weights(), weights)
     assert same(trained.moments(), moments)
     assert all(parameter.grad is None for parameter in trained.network.parameters())
-    # and training goes on as if nothing had been tried
+    # training goes on as if nothing had been tried
     untouched = Trained(optimizer, steps_before=steps_before)
     trained.backward()
     assert trained.step(1.0) == untouched.step(1.0)

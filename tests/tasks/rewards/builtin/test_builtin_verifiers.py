@@ -211,10 +211,10 @@ PROGRAMS: Cases = [
     (f"```python\n{SUMS[:-3]}", SUM, False),
     ("print(3)", SUM, False),
     (f"{SUMS}\nimport sys; sys.exit(1)", SUM, False),
-    # right in its only test, whose result therefore is there
+    # right in its only test, so its result is there
     ("print(7)\nimport sys; sys.exit(1)", json.dumps({"inputs": ["3 4"], "outputs": ["7"]}), False),
     ("print('３')\nprint('７')", SUM, False),
-    ("x = '\ud800'\n" + SUMS, SUM, False),  # no file of Python can have it
+    ("x = '\ud800'\n" + SUMS, SUM, False),  # no Python file can contain it
     ("", SUM, False),
     ("```python\n```", SUM, False),
     ("I do not know.", SUM, False),
@@ -295,7 +295,7 @@ def test_what_is_right_and_what_is_wrong(source: str, fields: dict[str, Any], ca
 def test_a_huge_response_is_wrong_and_takes_no_time(
     source: str, fields: dict[str, Any], cases: Cases
 ) -> None:
-    if source in ("regex", "repetition", "length"):  # which would find it right
+    if source in ("regex", "repetition", "length"):  # this verifier would find it right
         fields = {"regex": {"pattern": "a*"}, "repetition": {"at_most": 1.0}, "length": {"at_least": 1}}[
             source
         ]
@@ -415,7 +415,8 @@ def test_a_number_is_exact(value: Decimal) -> None:
     [
         ({"absolute": 0.1}, [True, True, False]),  # |x − 100| ≤ 0.1: 100.1 is, exactly
         ({"relative": 0.001}, [True, True, False]),
-        ({"absolute": 0.1, "relative": 0.01}, [True, True, True]),  # the larger one, which is 1
+        # the larger of both tolerances, which is 1
+        ({"absolute": 0.1, "relative": 0.01}, [True, True, True]),
         ({"absolute": 0.01, "relative": 0.0001}, [True, False, False]),
     ],
 )
