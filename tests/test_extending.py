@@ -345,6 +345,7 @@ def test_what_is_there_has_the_same_key_beside_a_new_kind(tree: Path) -> None:
     ids=["kind", "switch", "fact", "engine", "storage"],
 )
 def test_what_it_costs(extension: Extension, most: int, tree: Path) -> None:
+    """The extension touches the files that it lists, and no more than the allowed number."""
     extension.add_to(tree)
     assert touched(tree) == extension.files
     assert len(extension.files) <= most

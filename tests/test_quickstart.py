@@ -97,6 +97,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 def test_it_runs_through_from_nothing(finished: tuple[Path, dict[str, Any]]) -> None:
+    """The reduced quickstart runs from an empty workspace to its end."""
     _, report = finished
     assert report["status"] == "completed"
     assert statuses(report) == dict.fromkeys(STEPS, "completed")

@@ -83,6 +83,7 @@ def test_the_recipe_of_the_readme_loads_and_is_planned_whole(tmp_path: Path) -> 
 
 
 def test_readme_is_short() -> None:
+    """The README has at most 140 lines."""
     assert len(README.splitlines()) <= 140
 
 

@@ -198,6 +198,7 @@ def test_every_recipe_is_tried() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe_name", CASES)
 def test_it_plans_and_two_iterations_of_each_stage_run(recipe_name: str, store: Path, files: Path) -> None:
+    """The recipe plans, and two iterations of each of its stages run."""
     recipe, _ = load_resolved(recipe_name, overrides(recipe_name, files))
     planned = plan(recipe, None, [])
     assert {step.action for step in planned} == {"run", "wait"}

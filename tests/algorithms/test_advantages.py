@@ -52,6 +52,7 @@ def test_gae_is_its_definition_for_any_mask_lambda_per_row_and_final_value(seed,
 
 
 def test_gae_by_hand():
+    """The advantages of GAE equal those worked out in the comments."""
     # γ = 0.5, λ = 0.5, so γλ = 0.25; three tokens, then a pad. The value after the last token is 0.
     #   δ_2 = 4 + 0.5·0 − 2 = 2          A_2 = 2
     #   δ_1 = 0 + 0.5·2 − 3 = −2         A_1 = −2 + 0.25·2 = −1.5
@@ -184,6 +185,7 @@ by_both_names = pytest.mark.parametrize(
 
 @by_both_names
 def test_returns_by_hand(returns):
+    """Returns equal those worked out in the comment, also around a masked token."""
     # γ = 0.5, one masked token in the middle: G_3 = 4, G_1 = 2 + 0.5·4 = 4, G_0 = 1 + 0.5·4 = 3.
     rewards = torch.tensor([[1.0, 2.0, float("nan"), 4.0]])
     mask = torch.tensor([[True, True, False, True]])
@@ -256,6 +258,7 @@ def test_length_adaptive_lambda_refuses_what_has_no_meaning():
 
 
 def test_whiten_by_hand():
+    """Whitened advantages equal those worked out in the comment."""
     # Valid: 1, 3, 5, 7. Mean 4; variance (9 + 1 + 1 + 9)/4 = 5.
     advantages = torch.tensor([[1.0, 3.0, math.nan], [5.0, 7.0, math.inf]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False], [True, True, False]])

@@ -217,6 +217,7 @@ def test_where_nothing_has_moved_the_gradient_is_the_policy_gradient(name: str) 
     ],
 )  # fmt: skip
 def test_what_is_refused(loss: Any, settings: dict[str, float], said: str) -> None:
+    """Wrong shapes and settings of the losses are refused by message."""
     leaf, *given = tensors([[1.0]], [[1.0]])
     with pytest.raises(ValueError, match=said):
         loss(leaf, *given, **settings, aggregation="token")

@@ -31,6 +31,7 @@ def drawn(seed: int, **named: float) -> list[tuple[int, ...]]:
 
 
 def test_covariances_by_hand() -> None:
+    """Covariances equal those worked out in the comment."""
     found = token_covariances(LOGPROBS.requires_grad_(), ADVANTAGES, MASK)
     assert found.dtype == torch.float64 and not found.requires_grad
     assert found.tolist() == COVARIANCES.tolist()
@@ -96,5 +97,6 @@ def test_a_share_is_between_0_and_1(share: float) -> None:
 
 
 def test_shapes_are_equal() -> None:
+    """Tensors of unequal shapes are refused."""
     with pytest.raises(ValueError, match=r"advantages has shape \(1, 3\)"):
         token_covariances(LOGPROBS, torch.zeros(1, 3), MASK)

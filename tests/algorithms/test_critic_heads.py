@@ -189,6 +189,7 @@ def test_equal_heads_silence_no_token() -> None:
     ],
 )
 def test_weights_are_refused(mask: Tensor, share: float, message: str) -> None:
+    """A wrong share or mask for the weights of agreement is refused."""
     with pytest.raises(ValueError, match=message):
         agreement_weights(torch.zeros(1, 2), mask, share=share)
 

@@ -27,6 +27,7 @@ def explained(pairs):
 
 
 def test_rank_correlation_by_hand():
+    """The rank correlation within prompts equals the one worked out in the comment."""
     # Prompt 4 has returns 1, 0, 0 and values 0.9, 0.1, 0.5: two pairs have an order, both right. Prompt 9 has 0, 1
     # and values 0.3, 0.2: wrong. (2 − 1)/3. V is read at token ⌊L/2⌋: 1 of 2 and 1 of 3.
     values = torch.tensor([[9, 0.9, 9], [9, 0.1, 9], [9, 0.5, math.nan], [9, 0.3, 9], [9, 0.2, math.nan]])
@@ -42,6 +43,7 @@ def test_rank_correlation_by_hand():
 
 
 def test_squared_advantages_by_hand():
+    """Mean squared advantages of each baseline equal those worked out in the comments."""
     # Two prompts with two responses of one token each and one of two; the others' mean is that of the first returns
     returns = torch.tensor([[1.0, math.nan], [3.0, math.nan], [0.0, 2.0], [4.0, math.nan]])
     values = torch.tensor([[0.5, math.nan], [3.0, math.nan], [1.0, 1.0], [4.0, math.nan]])
@@ -123,6 +125,7 @@ def test_equal_returns_leave_nothing_to_explain():
 
 
 def test_prompt_errors_by_hand():
+    """The critic's error on each prompt equals the one worked out by hand."""
     returns = torch.tensor([[1.0, 1.0], [0.0, math.nan], [4.0, math.nan]])
     values = torch.tensor([[0.0, 2.0], [2.0, math.nan], [4.5, math.nan]])
     mask, prompts = torch.tensor([[1, 1], [1, 0], [1, 0]]).bool(), torch.tensor([8, 8, 3])
@@ -134,6 +137,7 @@ def test_prompt_errors_by_hand():
 
 
 def test_calibration_by_hand():
+    """Bins of a critic's calibration equal those worked out in the comment."""
     # In the order of their values: 0, 1 | 2, 3; the returns are 0, 4 | 1, 1
     values = torch.tensor([[1.0, 3.0], [0.0, 2.0]])
     returns = torch.tensor([[4.0, 1.0], [0.0, 1.0]])
@@ -145,6 +149,7 @@ def test_calibration_by_hand():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_calibration_by_a_loop(seed):
+    """Bins of a critic's calibration equal those of a loop over tokens."""
     batch = random_batch(seed)
     ordered = sorted((value, target) for _, _, _, value, target in tokens(batch))
     n = len(ordered)

@@ -37,6 +37,7 @@ def test_perfect_shifted_constant_and_worse_critics(seed):
 
 
 def test_by_hand():
+    """Explained variance and its parts equal those worked out in the comments."""
     # G = 0, 2, 4, 6: Var 5. G − V = −1, 1, −1, 1: Var 1. EV = 1 − 1/5.
     returns = torch.tensor([[0.0, 2.0], [4.0, 6.0]])
     values = torch.tensor([[1.0, 1.0], [5.0, 5.0]])
@@ -70,6 +71,7 @@ def test_a_valid_entry_that_is_not_finite_closes_the_gate(bad):
 
 
 def test_it_is_not_the_average_over_micro_batches():
+    """Explained variance is that of the whole batch, not the average over micro-batches."""
     # Alone, each response has equal returns: undefined. A critic that tells the two apart is perfect.
     returns = torch.tensor([[1.0, 1.0], [5.0, 5.0]])
     mask = torch.ones(2, 2).bool()
@@ -123,6 +125,7 @@ def test_padding_and_row_order_change_nothing():
 
 
 def test_refusals():
+    """Wrong shapes, masks and values are refused by message."""
     ones = torch.ones(2, 2)
     with pytest.raises(ValueError, match="response_mask has no True element; a diagnosis needs"):
         explained_variance(ones, ones, ~ones.bool())

@@ -16,6 +16,7 @@ def random_pairs(seed):
 
 
 def test_by_hand():
+    """The DPO loss and its metrics equal those worked out in the comment."""
     # β = 0.5. Pair 0: rewards ½·(ln 9) and 0, so σ = 3/4. Pair 1: 0 and ½·ln 9, so 1/4.
     log9 = math.log(9)
     tensors = [
@@ -54,6 +55,7 @@ def test_value_and_gradient_are_those_of_the_paper(seed, beta):
 
 
 def test_its_optimum_is_the_reference_tilted_by_the_reward():
+    """The optimum of the DPO loss is the reference weighted by e^(r/β), as the paper derives."""
     # Eq. 4-5: if π ∝ π_ref·e^(r/β), the implicit rewards' differences are r's, so DPO is Bradley-Terry on r.
     beta, rewards = 0.7, np.array([1.0, -0.5, 2.0])
     reference = np.array([0.2, 0.5, 0.3])
@@ -101,6 +103,7 @@ def test_an_empty_micro_batch_gives_0_and_an_empty_minibatch_is_refused():
 
 
 def test_refusals():
+    """Wrong arguments of the DPO loss are refused by message."""
     two, three = torch.zeros(2), torch.zeros(3)
     for beta in (0.0, -0.1, math.nan):
         with pytest.raises(ValueError, match=f"beta={beta} is not positive"):

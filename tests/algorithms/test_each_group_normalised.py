@@ -52,6 +52,7 @@ def test_sums_that_are_equal_keep_their_contrast() -> None:
 
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_an_oracle_in_float64(groups: int, samples: int, names: int, random: Any) -> None:
+    """Advantages equal those of a loop over groups in float64."""
     scores = np.array(
         [[random.choice([0, 0.5, 1, 3, -7]) for _ in range(names)] for _ in range(groups * samples)], float
     )
@@ -92,5 +93,6 @@ def test_whitening_by_the_sample_s_variance() -> None:
 
 
 def test_shapes_are_equal() -> None:
+    """Tensors of unequal shapes are refused."""
     with pytest.raises(ValueError, match=r"weights has shape \(3,\)"):
         each_group_normalised(torch.zeros(4, 2), torch.zeros(3), torch.zeros(4, dtype=torch.int64))

@@ -11,6 +11,7 @@ STD = (26 / 3) ** 0.5
 
 
 def test_combinations_by_hand() -> None:
+    """Mean, minimum and lowered mean of several models' scores equal hand-worked ones."""
     assert combined(SCORES, "mean").tolist() == [4.0, 5.0]
     assert combined(SCORES, "min").tolist() == [1.0, 5.0]
     assert combined(SCORES, "mean_minus_std", k=0.5).tolist() == pytest.approx([4 - 0.5 * STD, 5.0])
@@ -19,6 +20,7 @@ def test_combinations_by_hand() -> None:
 
 
 def test_one_model_is_itself() -> None:
+    """An ensemble of one model has this model's scores."""
     one = SCORES[:1]
     assert combined(one, "min").tolist() == combined(one, "mean").tolist() == [1.0, 5.0]
     assert combined(one, "mean_minus_std").tolist() == [1.0, 5.0]

@@ -20,6 +20,7 @@ def test_a_few_steps_by_hand() -> None:
 
 
 def test_what_is_refused() -> None:
+    """Wrong settings of the controller are refused by message."""
     with pytest.raises(ValueError, match="target=0 is not a positive, finite number"):
         EntropyController(0.0, is_low=True, target=0, step=0.1, highest=1.0)
     with pytest.raises(ValueError, match="step=inf is not a positive, finite number"):

@@ -37,6 +37,7 @@ def random_logits(seed, shape):
 
 
 def test_by_hand():
+    """KL over the whole vocabulary equals the one worked out in the comment."""
     # π = (½, ½), ref = (¼, ¾): ½·ln 2 + ½·ln ⅔. Logits are logs of any multiple of the probabilities.
     logits = torch.tensor([[5.0, 5.0]], dtype=torch.float64)
     ref_logits = torch.tensor([[0.0, math.log(3)]], dtype=torch.float64)

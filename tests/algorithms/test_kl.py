@@ -14,6 +14,7 @@ KINDS = ["k1", "abs", "k2", "k3"]
 
 
 def test_by_hand():
+    """The estimates k1, abs, k2 and k3 equal those worked out in the comment."""
     # Δ = ln 2 and Δ = −ln 2: e^(−Δ) is ½ and 2.
     logprobs, ref_logprobs = torch.tensor([-1.0, -3.0]), torch.tensor([-1 - math.log(2), -3 + math.log(2)])
     log2 = math.log(2)
@@ -143,6 +144,7 @@ def test_the_reference_gets_no_gradient_and_half_precision_is_widened():
 
 
 def test_refusals():
+    """Wrong arguments of the KL estimates are refused by message."""
     with pytest.raises(
         ValueError, match="kind='full' is not an estimate from sampled tokens; use one of k1, abs, k2, k3"
     ):

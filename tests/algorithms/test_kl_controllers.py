@@ -22,6 +22,7 @@ coefs = st.floats(1e-4, 1e3)
     ],
 )
 def test_proportional_by_hand(kl, expected):
+    """The proportional controller takes the steps that were worked out by hand."""
     controller = ProportionalController(coef=0.2, target=6.0, horizon=10_000)
     moved = controller.update(kl, num_sequences=500)
     assert moved.coef == pytest.approx(expected, rel=1e-12)
@@ -31,6 +32,7 @@ def test_proportional_by_hand(kl, expected):
 @settings(max_examples=50)
 @given(coef=coefs, target=coefs, kl=st.floats(-1e3, 1e6), share=st.floats(1e-3, 1))
 def test_proportional_is_its_formula(coef, target, kl, share):
+    """The proportional controller equals the formula of its paper."""
     controller = ProportionalController(coef=coef, target=target, horizon=1000)
     num_sequences = max(1, int(1000 * share))
     error = sorted([-0.2, kl / target - 1, 0.2])[1]
@@ -67,6 +69,7 @@ def test_proportional_refuses_a_step_that_could_take_all_of_beta(num_sequences):
     ],
 )
 def test_penalty_by_hand(kl, expected):
+    """The controller of PPO's penalty takes the steps that were worked out by hand."""
     controller = PenaltyController(coef=1.0, target=0.02)
     assert controller.update(kl).coef == expected
     assert controller.coef == 1.0

@@ -201,6 +201,7 @@ def test_a_nan_at_a_response_token_is_not_hidden():
 
 
 def test_refusals():
+    """Wrong arguments of the KL losses are refused by message."""
     ones, mask = torch.ones(1, 2), torch.ones(1, 2).bool()
     with pytest.raises(
         ValueError, match=r"kind='k1' has an expected gradient of 0, .* put k1 into the reward"

@@ -42,6 +42,7 @@ def test_a_thousand_cases_equal_the_recorded_losses_and_slopes_of_trl() -> None:
 
 
 def test_by_hand() -> None:
+    """The KTO loss and its metrics equal those worked out in the comment."""
     # β = 0.5, z = 2. Desirable: log-ratio 2 + 2·ln 3, margin ln 3, σ = ¾. Undesirable: the same log-ratio, margin −ln 3, σ = ¼.
     ratio = 2 + 2 * math.log(3)
     logprobs = double([-5.0, -7.0]).requires_grad_()
@@ -63,6 +64,7 @@ def test_by_hand() -> None:
 
 
 def test_the_papers_value_function() -> None:
+    """The KTO loss equals the paper's value function (eq. 7)."""
     # Eq. 7: L = E[λ_y − v], v = λ_D·σ(β(r − z)) or λ_U·σ(β(z − r))
     case = pair_case(17)
     z = max(0.0, sum(case.mismatched) / len(case.mismatched))

@@ -32,6 +32,7 @@ def drawn(seed: int, *, count: int, skill: float, by_length: float) -> tuple[np.
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("by_length", [-1.0, 0.0, 2.0, 6.0])
 def test_it_is_the_regression_of_scikit_learn(seed: int, by_length: float) -> None:
+    """The length-controlled win rate equals the one of scikit-learn's logistic regression."""
     wins, differences = drawn(seed, count=150, skill=0.4, by_length=by_length)
     found = length_controlled_win_rate(
         torch.tensor(wins), torch.tensor(differences), torch.ones(1, 150, dtype=torch.float64)

@@ -12,6 +12,7 @@ from vantage.algorithms.length_penalties import linear_penalty, relative_penalty
 
 
 def test_linear_by_hand() -> None:
+    """The linear penalty of length equals the one worked out by hand."""
     assert linear_penalty(torch.tensor([0, 5, 10, 15]), limit=10).tolist() == [0.0, -0.5, -1.0, -1.5]
     with pytest.raises(ValueError, match="limit=0 must be positive"):
         linear_penalty(torch.tensor([1]), limit=0)
@@ -25,6 +26,7 @@ def test_relative_by_hand() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=30), st.randoms())
 def test_relative_against_numpy(rows: list[tuple[int, int]], random: Any) -> None:
+    """The penalty relative to the group's lengths equals NumPy's."""
     groups, lengths = (np.array(column) for column in zip(*rows, strict=True))
     expected = np.zeros(len(rows))
     for group in set(groups):

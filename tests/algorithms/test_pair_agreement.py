@@ -25,6 +25,7 @@ def scores_of(seed: int, count: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
 def test_it_is_somers_d_between_0_and_1(
     seed: int, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The agreement of two orders is scipy's Somers' D, scaled to 0 to 1."""
     monkeypatch.setattr(module, "_ROWS_AT_ONCE", rows_at_once)
     scores, judged = scores_of(seed)
     found = pair_agreement(scores, judged, ROWS)

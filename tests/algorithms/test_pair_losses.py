@@ -79,6 +79,7 @@ def test_a_thousand_cases_equal_the_recorded_losses_and_slopes_of_trl(name: str)
 
 
 def test_ipo_by_hand() -> None:
+    """The IPO loss equals the one worked out in the comment."""
     # β = 0.25: the goal is h = 2. Pair 0: h = (−1 + 2) − (−3 + 1) = 3, so 1². Pair 1: h = 0 − 0, so 2².
     chosen = double([-1.0, -4.0]).requires_grad_()
     result = ipo(chosen, double([-3.0, -5.0]), double([-2.0, -4.0]), double([-1.0, -5.0]), beta=0.25)
@@ -105,6 +106,7 @@ def test_a_smoothed_loss_has_its_minimum_where_the_model_is_as_unsure_as_the_lab
 
 
 def test_simpo_by_hand() -> None:
+    """The SimPO loss equals the one worked out in the comment."""
     # β = 2, γ = 1. Pair 0: 2·(−0.5 + 1.5) − 1 = 1. Pair 1: 2·(−1 + 0.5) − 1 = −2.
     chosen, rejected = double([-0.5, -1.0]).requires_grad_(), double([-1.5, -0.5])
     result = simpo(chosen, rejected, beta=2.0, target_margin=1.0)
@@ -116,6 +118,7 @@ def test_simpo_by_hand() -> None:
 
 
 def test_orpo_by_hand() -> None:
+    """The ORPO loss equals the one worked out in the comment."""
     # P = ¾ and ½: odds 3 and 1, ratio 3, σ(ln 3) = ¾. The other pair the other way round: σ(−ln 3) = ¼.
     likely, even = math.log(0.75), math.log(0.5)
     result = orpo(double([likely, even]), double([even, likely]), beta=0.2)

@@ -10,6 +10,7 @@ from vantage.algorithms.preference_loss import bradley_terry, score_centring
 
 
 def test_by_hand():
+    """The Bradley-Terry loss equals the one worked out in the comment."""
     # σ(ln 3) = 3/4 and σ(−ln 3) = 1/4: −ln(3/4) and −ln(1/4). A tie, σ(0) = 1/2, is no correct ranking.
     chosen = torch.tensor([math.log(3), 0.0, 2.0], dtype=torch.float64)
     rejected = torch.tensor([0.0, math.log(3), 2.0], dtype=torch.float64)
@@ -102,6 +103,7 @@ def test_margin_and_weights_get_no_gradient():
 
 
 def test_refusals():
+    """Wrong arguments of the Bradley-Terry loss are refused by message."""
     scores = torch.zeros(2)
     with pytest.raises(ValueError, match="weights has a negative or undefined entry"):
         bradley_terry(scores, scores, weights=torch.tensor([1.0, -1.0]))

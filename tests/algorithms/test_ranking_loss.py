@@ -63,6 +63,7 @@ def test_value_gradient_and_counts_are_the_definition(seed):
 
 
 def test_by_hand():
+    """The loss of rankings with ties equals the one worked out in the comment."""
     # Prompt 4: ranks 1, 1, 2: two untied pairs, weight ½ each, gaps ln 3 and −ln 3: (ln 4/3 + ln 4)/2.
     # Prompt 9: one pair, gap 0: ln 2. Prompt 5 is one completion, prompt 6 all ties: nothing. Mean over two.
     log3 = math.log(3)
@@ -135,6 +136,7 @@ def test_half_precision_is_widened():
 
 
 def test_refusals():
+    """Wrong arguments of the ranking loss are refused by message."""
     scores, ranks, prompts = torch.zeros(2), torch.tensor([0, 1]), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"scores has shape \(2, 1\); it must be \(N,\)"):
         ranking_loss(scores[:, None], ranks, prompts)

@@ -52,12 +52,14 @@ def by_definition(kind, scores, ids):
 @settings(max_examples=60)
 @given(seed=seeds)
 def test_it_is_the_definition(advantage, seed):
+    """Advantages of random groups equal those of the definition."""
     scores, ids = random_groups(seed)
     measured = advantage(torch.tensor(scores), torch.tensor(ids))
     np.testing.assert_allclose(measured.numpy(), by_definition(advantage, scores, ids), rtol=1e-9, atol=1e-9)
 
 
 def test_by_hand():
+    """Advantages against the group equal those worked out in the comments."""
     # Prompt 5 has the scores 1, 2, 6: mean 3, deviations −2, −1, 3, variance (4 + 1 + 9)/2 = 7.
     # Prompt −1 has 9 and 5: mean 7, deviations 2, −2, variance (4 + 4)/1 = 8. Prompt 0 has one response.
     scores = torch.tensor([1.0, 9.0, 2.0, 4.0, 6.0, 5.0])
@@ -166,6 +168,7 @@ def test_large_scores_of_a_large_group_are_summed_accurately():
 
 @every_kind
 def test_refusals(advantage):
+    """Wrong arguments of response advantages are refused by message."""
     scores, ids = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"scores has shape \(3, 1\); it must be \(B,\)"):
         advantage(scores[:, None], ids)
@@ -192,6 +195,7 @@ def test_greedy_baseline_by_hand():
 
 
 def test_over_tokens_by_hand():
+    """An advantage of the response is given to each of its valid tokens."""
     # A gap in row 0; row 2 has no token, so its advantage, NaN as it is, goes nowhere.
     mask = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 0, 0]]).bool()
     advantages = torch.tensor([2.0, -3.0, math.nan], requires_grad=True)

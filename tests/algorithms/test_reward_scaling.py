@@ -29,6 +29,7 @@ def assert_moments_of(moments, scores):
 
 
 def test_by_hand():
+    """Running moments of scores equal those worked out in the comment."""
     # 1, 3: mean 2, m2 1 + 1. Then 5, 7: of all four the mean is 4 and m2 9 + 1 + 1 + 9, so σ = √5.
     moments = RunningMoments().update(torch.tensor([1.0, 3.0]))
     assert moments == RunningMoments(count=2, mean=2.0, m2=2.0) and moments.std == 1.0
@@ -87,6 +88,7 @@ def test_moments_survive_json_to_the_last_bit():
 
 
 def test_they_come_from_tensors_of_any_shape_type_and_graph():
+    """Moments come from tensors of any shape and type, with or without a gradient."""
     expected = RunningMoments(count=4, mean=2.5, m2=5.0)
     scores = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     assert RunningMoments().update(scores) == expected
@@ -118,6 +120,7 @@ def test_scale_and_normalise_by_hand():
     clip=st.one_of(st.none(), st.floats(0.1, 3)),
 )
 def test_scaling_is_its_formula(scores, subtract_mean, clip):
+    """Scaled scores equal the formula on random scores."""
     mean, std = np.mean(scores), np.std(scores)
     if std < 1e-3:
         return
@@ -149,6 +152,7 @@ def test_scores_are_widened_and_nan_is_not_hidden():
 
 
 def test_scaling_refusals():
+    """Wrong settings of the scaling are refused by message."""
     scores, moments = torch.ones(2), RunningMoments(count=2, mean=0.0, m2=2.0)
     with pytest.raises(ValueError, match="moments has seen no score; update it with these scores"):
         scale_scores(scores, RunningMoments(), subtract_mean=True, clip=None)

@@ -99,6 +99,7 @@ def test_overlong_penalty_is_its_three_cases(length, max_length, share):
 
 
 def test_overlong_penalty_refusals():
+    """Wrong settings of the penalty of long responses are refused by message."""
     lengths = torch.tensor([3, -2])
     for buffer in (0, -1, 21):
         with pytest.raises(
@@ -110,6 +111,7 @@ def test_overlong_penalty_refusals():
 
 
 def test_refusals():
+    """Wrong arguments of shaped rewards are refused by message."""
     scores, has_eos = torch.zeros(2), torch.tensor([True, False])
     with pytest.raises(ValueError, match=r"penalty=-1.0 is subtracted .* so it must be ≥ 0"):
         subtract_missing_eos(scores, has_eos, penalty=-1.0)

@@ -51,4 +51,5 @@ def test_a_distance_by_hand() -> None:
 
 
 def test_quantiles_by_hand() -> None:
+    """Quantiles of scores equal those worked out by hand."""
     assert quantiles(torch.tensor([3.0, 1.0, 2.0]), [0.0, 0.25, 0.5, 1.0]) == [1.0, 1.5, 2.0, 3.0]

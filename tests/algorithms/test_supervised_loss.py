@@ -7,6 +7,7 @@ from vantage.algorithms.supervised_loss import token_nll
 
 
 def test_by_hand():
+    """The mean NLL equals the one worked out in the comment."""
     # Three valid tokens: (1 + 2 + 6)/3 = 3.
     leaf = torch.tensor([[-1.0, -2.0], [-6.0, math.nan]], requires_grad=True)
     mask = torch.tensor([[True, True], [True, False]])
@@ -18,6 +19,7 @@ def test_by_hand():
 
 
 def test_it_is_cross_entropy():
+    """The mean NLL equals torch's cross entropy."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, 7, generator=generator, dtype=torch.float64)
     tokens = torch.tensor([[1, 6, 0], [3, -100, -100]])

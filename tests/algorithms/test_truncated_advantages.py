@@ -70,6 +70,7 @@ def test_n_step_advantages_are_rewards_and_one_value_less_another(seed, gamma, n
 
 
 def test_by_hand():
+    """Truncated GAE and n-step advantages equal those worked out in the comments."""
     # γ = ½; r = 1, 0, 4 and V = 1, 3, 2, then a pad; after the last token 0, or 8 of a response that was cut off.
     #   δ_0 = 1 + ½·3 − 1 = 1.5      δ_1 = 0 + ½·2 − 3 = −2      δ_2 = 4 − 2 = 2, or 4 + ½·8 − 2 = 6
     rewards, values = torch.tensor([[1.0, 0.0, 4.0, 0.0]]), torch.tensor([[1.0, 3.0, 2.0, 99.0]])
@@ -157,6 +158,7 @@ def test_long_responses_stay_accurate_in_float32():
 
 
 def test_it_passes_no_gradient():
+    """No gradient flows through truncated advantages."""
     rewards, values = torch.ones(1, 3, requires_grad=True), torch.ones(1, 3, requires_grad=True)
     assert not truncated_gae(
         rewards, values, torch.ones(1, 3).bool(), gamma=1.0, lam=0.9, horizon=2
@@ -164,6 +166,7 @@ def test_it_passes_no_gradient():
 
 
 def test_refusals():
+    """Wrong arguments of truncated advantages are refused by message."""
     ones, mask = torch.ones(2, 3), torch.ones(2, 3).bool()
     with pytest.raises(ValueError, match="horizon=0 is below 1"):
         truncated_gae(ones, ones, mask, gamma=1.0, lam=1.0, horizon=0)

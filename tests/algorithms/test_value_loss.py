@@ -10,6 +10,7 @@ from vantage.algorithms.value_loss import value_loss
 
 
 def test_by_hand():
+    """The value loss equals the one worked out in the comment."""
     # Errors 1 and −3 on two valid tokens: ½·(1 + 9)/2 = 2.5.
     values = torch.tensor([[2.0, 1.0, math.nan]], requires_grad=True)
     targets, mask = torch.tensor([[1.0, 4.0, math.nan]]), torch.tensor([[True, True, False]])
@@ -24,6 +25,7 @@ def test_by_hand():
 
 
 def test_clipped_by_hand():
+    """The clipped value loss equals the one worked out in the comment."""
     # c = 0.5, around old values of 0; V → clip(V); squared errors unclipped and clipped:
     #   V = 2,   target 3: 1 and (0.5 − 3)² = 6.25: the clip binds, gradient 0
     #   V = 2,   target 0: 4 and 0.25: unclipped, gradient 2
@@ -87,6 +89,7 @@ def test_only_the_values_get_a_gradient():
 
 
 def test_refusals():
+    """Wrong arguments of the value loss are refused by message."""
     ones, mask = torch.ones(1, 2), torch.ones(1, 2).bool()
     with pytest.raises(ValueError, match="value_clip_range=0 is not positive; use None for no clip"):
         value_loss(ones, ones, ones, mask, value_clip_range=0)

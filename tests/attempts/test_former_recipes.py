@@ -57,6 +57,7 @@ def test_an_unfinished_run_of_before_is_found_by_the_same_recipe_of_today(site: 
 
 
 def test_its_files_are_read_where_they_are_now(site: Path) -> None:
+    """The files of a former recipe are read in their present folder."""
     before = recipe_in(site / "recipes")
 
     def sources() -> list[str]:

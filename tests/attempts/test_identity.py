@@ -69,6 +69,7 @@ def test_it_is_recorded_with_the_artifact_by_the_process_that_computes(
 def test_in_a_bucket(
     bucket: str, recipe: ResolvedRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A storage in a bucket keeps the environment that the provenance names."""
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
     storage = Workspace.at(bucket).storage
     outcome = attempt(recipe, storage, tmp_path / "log")
@@ -107,6 +108,7 @@ def test_an_artifact_of_an_earlier_version_is_no_drift(
 
 
 def test_it_is_read_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process reads the machine and its environment once."""
     identity()
     before = package_digest.cache_info().misses, revision.cache_info().misses
     began = time.process_time()

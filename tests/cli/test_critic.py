@@ -78,6 +78,7 @@ def test_tables_first_and_what_to_do_last(finished: Workspace) -> None:
 
 
 def test_one_stage_alone(finished: Workspace) -> None:
+    """``RUN/STAGE`` shows the critic of this stage alone."""
     value = shown(finished, "1/value").stdout
     assert "policy" not in value.replace("the policy", "")
     assert value.strip().splitlines()[-1].startswith("value: Use it")
@@ -111,6 +112,7 @@ def test_the_answer_loads_no_framework(finished: Workspace) -> None:
 
 
 def test_a_page(finished: Workspace, tmp_path: Path) -> None:
+    """``--html`` writes a page with the plots of both critics."""
     page = tmp_path / "critic.html"
     done = shown(finished, "latest", "--html", str(page))
     assert str(page) in done.stdout

@@ -344,6 +344,7 @@ def test_a_damaged_file_is_found_while_it_is_copied_and_leaves_nothing_behind(
 
 @pytest.mark.usefixtures("model_threads")
 def test_from_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of a workspace in a bucket is exported with the weights that it was imported with."""
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "one"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     make_small_chat_run(tmp_path, Workspace.at(bucket), until="data.demonstrations")

@@ -40,6 +40,7 @@ def test_it_is_written_beside_the_record_or_where_it_is_asked_for(
 
 
 def test_it_is_opened(workspace: Workspace, begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--open`` opens the report in a browser, and fails where none can be started."""
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: not opened.append(url))
     assert report(workspace, "latest", "--open").exit_code == 0

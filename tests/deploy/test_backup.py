@@ -83,6 +83,7 @@ def test_a_workspace_with_its_own_databases_of_which_mlflows_is_much_older(
 
 
 def test_servers_with_postgresql(servers: Servers, tmp_path: Path, expected: dict[str, str]) -> None:
+    """A backup of servers with PostgreSQL can be restored, and the pipeline goes on."""
     variables, _ = servers.up()
     place = Place(tmp_path, variables, servers.folder)
 

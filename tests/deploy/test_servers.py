@@ -154,6 +154,7 @@ def test_a_run_of_a_recipe_is_recorded_by_both(servers: Servers, tmp_path: Path)
 def test_those_that_were_killed_are_started_again_with_what_they_kept(
     servers: Servers, killed: tuple[str, ...]
 ) -> None:
+    """Servers that were killed are started again with their data."""
     variables, _ = servers.up()
     before = servers.processes()
     url, login = variables["PREFECT_API_URL"], tuple(variables["PREFECT_API_AUTH_STRING"].split(":"))

@@ -50,6 +50,7 @@ def refused(*arguments: str) -> str:
 @every("command", ["plan", "run", "sweep"])
 @every("case", TEXTS)
 def test_a_text(here: Path, monkeypatch: pytest.MonkeyPatch, command: str, case: str) -> None:
+    """A recipe's text that must be refused ends the command with exit code 65 and its problems."""
     monkeypatch.chdir(here)
     data, said = TEXTS[case]
     (here / "x.yaml").write_bytes(data)
@@ -59,6 +60,7 @@ def test_a_text(here: Path, monkeypatch: pytest.MonkeyPatch, command: str, case:
 
 @every("override", OVERRIDES)
 def test_an_override(here: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
+    """An override that must be refused ends the command with exit code 65 and its problems."""
     monkeypatch.chdir(here)
     assert OVERRIDES[override] in refused("plan", "whole.yaml", "--set", override)
 
@@ -66,6 +68,7 @@ def test_an_override(here: Path, monkeypatch: pytest.MonkeyPatch, override: str)
 @every("command", ["plan", "sweep"])
 @every("path", PATHS)
 def test_a_path(here: Path, monkeypatch: pytest.MonkeyPatch, command: str, path: str) -> None:
+    """A path that must be refused ends the command with exit code 65 and its problems."""
     monkeypatch.chdir(here)
     assert PATHS[path] in refused(command, path)
 

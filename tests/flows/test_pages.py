@@ -168,6 +168,7 @@ def test_data_names_its_source_and_what_was_left_out(tab: Tab, shown: Shown) -> 
 
 
 def test_curves_are_drawn(tab: Tab, shown: Shown) -> None:
+    """MLflow's page of a stage draws its curves."""
     tab.visit(
         shown.page("policy", "/model-metrics"), until="document.querySelector('.js-plotly-plot svg path')"
     )

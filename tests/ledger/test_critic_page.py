@@ -110,6 +110,7 @@ def cells_of(title: str, **changes: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def test_tables_by_hand() -> None:
+    """The tables of a diagnosis contain numbers that were worked out by hand."""
     whole = cells_of("Explained variance")
     assert whole[0] == ("all tokens", "0.60", "0.58 to 0.62", "100")
     assert cells_of("Baselines on the same responses")[2] == (

@@ -95,6 +95,7 @@ def test_licences_that_nobody_named(run: RunEntry) -> None:
 
 
 def test_limits(run: RunEntry) -> None:
+    """The limits of a model's card name lengths, temperature, closed gates and missing evaluations."""
     limits = card_sections(run, "policy", {})["Limits"]
     assert (
         limits[0]

@@ -62,6 +62,7 @@ def test_a_plan_refuses_without_a_tensor_library_what_files_alone_show(folder: P
 
 
 def test_that_needs_no_tensor_library(folder: Path) -> None:
+    """The check of a folder loads no tensor library."""
     code = (
         "import sys; from pathlib import Path; from vantage.models.folder_check import check_agreement; "
         f"check_agreement(Path({str(folder)!r})); "

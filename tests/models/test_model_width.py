@@ -28,6 +28,7 @@ def test_of_the_built_in_models(name: str) -> None:
     ],
 )
 def test_of_a_folder(config: dict[str, object], width: int, tmp_path: Path) -> None:
+    """The hidden size of a folder is read from its ``config.json``."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert hidden_size(str(tmp_path)) == width
 
@@ -48,6 +49,7 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
 
 
 def test_of_a_gguf_file(tmp_path: Path) -> None:
+    """The hidden size of a GGUF file is read from its header."""
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_embedding_length(576)

@@ -70,6 +70,7 @@ WRONG = [
 
 @pytest.mark.parametrize("response", RIGHT)
 def test_right(response: str) -> None:
+    """These responses end in the number of the answer."""
     assert verify("", response, "#### 72")
     assert verify("", response, REFERENCE)
     assert not verify("", response, "#### 71")
@@ -77,6 +78,7 @@ def test_right(response: str) -> None:
 
 @pytest.mark.parametrize("response", WRONG)
 def test_wrong(response: str) -> None:
+    """These responses do not end in the number of the answer."""
     assert not verify("", response, "#### 72")
 
 

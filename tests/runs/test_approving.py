@@ -71,6 +71,7 @@ def approve(workspace: Workspace, subject: str = "sft", **changes: object) -> Ap
 def test_it_waits_is_approved_of_and_goes_on(
     workspace: Workspace, recipe_file: Path, ledger_database: str
 ) -> None:
+    """A run waits at its gate, is approved of, and goes on."""
     go_through(workspace, recipe_file)
     [waits] = read_runs(workspace)
     assert (waits.status, exit_code(waits)) == ("waiting_approval", ExitCode.WAITING_APPROVAL)
@@ -183,6 +184,7 @@ def test_a_gate_that_stops_is_not_asked_about(workspace: Workspace, recipe_file:
     ],
 )
 def test_what_is_refused(waiting: Workspace, subject: str, changes: dict[str, object], message: str) -> None:
+    """An answer to a question that does not wait, or without a reason, is refused and not recorded."""
     with pytest.raises(RunError, match=message):
         approve(waiting, subject, **changes)
     assert read_runs(waiting)[0].approvals == ()
@@ -367,6 +369,7 @@ def test_its_commands(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The commands that a waiting run prints can be typed as they are."""
     import shutil
 
     from typer.testing import CliRunner

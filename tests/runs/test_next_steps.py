@@ -37,6 +37,7 @@ def commands(lines: list[str]) -> list[list[str]]:
 def test_it_names_the_fields_what_is_reused_and_what_runs_again(
     closed: RunRecord, workspace: Workspace
 ) -> None:
+    """The lines after a closed gate name the fields to change, the reused stages and those that run again."""
     lines = after_closed_gates(closed, workspace.address)
     text = "\n".join(lines)
     assert "value did not pass explained_variance >= 0.9" in text

@@ -75,6 +75,7 @@ def test_paths_and_commands_are_whole_and_begin_a_line_of_their_own_where_they_m
 def test_it_ends_with_outcomes_then_places_then_next_steps(
     recipe_file: Path, stages: dict[str, StageRecord]
 ) -> None:
+    """The last lines have the outcomes, then the places, then the next steps."""
     told = shown(recipe_file, 160, stages)
     places = [
         told.index(text)

@@ -168,6 +168,7 @@ def test_a_maker_that_is_gone_damaged_or_another_run_is_no_maker(runs: tuple[Sto
 
 
 def test_a_missing_ref(stored: Stored) -> None:
+    """A ref that is gone makes the artifact Missing, with the reason."""
     stored.ref_file("sft").unlink()
     said = f"the store has no artifact of sft of run {stored.run_id} any longer; run the same recipe again, which makes it anew"
     for found in (stored.view.ref("sft"), stored.view.artifact("sft"), stored.view.maker("sft")):
@@ -197,6 +198,7 @@ def a_folder(file: Path, other: Path) -> None:
     ],
 )
 def test_a_damaged_ref(stored: Stored, damage: Callable[[Path, Path], None], cause: str) -> None:
+    """A ref that cannot be read makes the artifact Broken, with the reason."""
     file = stored.ref_file("sft")
     damage(file, stored.ref_file("model"))
     for found in (stored.view.ref("sft"), stored.view.artifact("sft"), stored.view.maker("sft")):

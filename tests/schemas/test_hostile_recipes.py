@@ -37,6 +37,7 @@ def test_the_recipe_that_the_cases_damage_loads() -> None:
 
 @every("case", TEXTS)
 def test_no_text_escapes(here: Path, case: str) -> None:
+    """Each hostile text is refused by a list of problems, never by another error."""
     data, said = TEXTS[case]
     (here / "x.yaml").write_bytes(data)
     assert said in refuses(lambda: load_recipe("x.yaml"))
@@ -61,11 +62,13 @@ def test_no_text_escapes_as_the_recipe_of_a_sweep(here: Path, case: str) -> None
 
 @every("override", OVERRIDES)
 def test_no_override_escapes(here: Path, override: str) -> None:
+    """Each hostile override is refused by a list of problems, never by another error."""
     assert OVERRIDES[override] in refuses(lambda: parse_recipe(WHOLE + "publish: []\n", overrides=[override]))
 
 
 @every("path", PATHS)
 def test_no_path_escapes(here: Path, path: str) -> None:
+    """Each hostile path is refused by a list of problems, never by another error."""
     assert PATHS[path] in refuses(lambda: load_recipe(path))
     assert PATHS[path] in refuses(lambda: load_sweep(path))
 

@@ -47,6 +47,7 @@ def test_one_environment_is_one_file_however_often_it_is_kept(place: Place) -> N
 
 
 def test_it_is_kept_under_the_lock_of_its_digest(tmp_path: Path) -> None:
+    """An environment is stored under the lock of its digest."""
     store = Store(tmp_path)
     keeping = Thread(target=keep_environment, args=(store, ONE))
     with store.object_lock(ONE.digest):
@@ -72,6 +73,7 @@ def test_a_name_that_is_no_digest_is_refused(place: Place) -> None:
 
 
 def test_it_is_nothing_to_be_collected(place: Place) -> None:
+    """Garbage collection keeps environments."""
     keep_environment(place.open(), ONE)
     garbage = garbage_of(place.open(), Cause(when="now", why="a test", by="a test"))
     assert not list(garbage.leftovers())

@@ -25,6 +25,7 @@ def test_what_is_kept_is_read_and_replaced(root: Path) -> None:
 
 
 def test_its_user_alone_can_read_it(root: Path) -> None:
+    """Only its user can read the cache of derived files."""
     keep_derived("a", b"one")
     assert (root / "derived" / "a").stat().st_mode & 0o077 == 0
 

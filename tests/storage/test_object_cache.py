@@ -74,6 +74,7 @@ def source(tmp_path: Path) -> Source:
 
 
 def test_those_unused_for_longest_make_room(source: Source) -> None:
+    """Copies that were unused for longest are removed first."""
     for name in "abc":
         source.fetch(name)
         time.sleep(0.01)  # more than the grain of a file system's clock

@@ -34,6 +34,7 @@ def recorded(place: Place, digest: str) -> Removal:
 
 
 def test_it_says_when_why_by_whom_and_what_it_was(place: Place) -> None:
+    """The record of a removed artifact names when, why and by whom it was removed, and what it was."""
     artifact = produce(place.open(), OLD)
     manifest = place.read(f"{artifact.uri}/manifest.json")
     remove(place, artifact.digest, KEY)

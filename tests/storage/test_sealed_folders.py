@@ -105,6 +105,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize("damage, message", DAMAGE)
 def test_damage_is_found(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+    """Each kind of damage to a sealed folder is found."""
     folder = tmp_path / "folder"
     digest = sealed(folder)
     damage(folder)

@@ -81,6 +81,7 @@ def started(popen: Callable[..., Any], words: list[str], folder: Path, **options
 
 @pytest.mark.parametrize("options", [{}, {"start_new_session": True, "umask": 0o27}, {"process_group": 0}])
 def test_it_is_what_subprocess_starts(server: ForkServer, folder: Path, options: dict[str, Any]) -> None:
+    """A forked process has what ``subprocess`` would give it."""
     for words in (["-c", SHOWS, "a b", "--c"], ["-m", "shown", "a b"], [str(folder / "shown.py"), "a b"]):
         errors, printed, code = started(subprocess.Popen, words, folder, **options)
         shown = json.loads(printed)
@@ -94,6 +95,7 @@ def test_it_is_what_subprocess_starts(server: ForkServer, folder: Path, options:
     ["1 / 0", "raise SystemExit", "raise SystemExit('why')", "import os; os._exit(3)", "print(end='x')"],
 )
 def test_it_ends_as_that_does(server: ForkServer, folder: Path, code: str) -> None:
+    """A forked process ends with the code with which the started one ends."""
     errors, printed, returned = started(subprocess.Popen, ["-c", code], folder)
     same = started(server.popen, ["-c", code], folder)
     assert same[1:] == (printed, returned)

@@ -184,6 +184,7 @@ def test_every_dataset_of_a_model_that_may_have_a_template_is_checked_before_tra
     ["model.chat=false", "generation.max_prompt_tokens=99", "data.talks.max_dropped=0.3"],
 )
 def test_its_key_is_that_of_what_it_reads(change: str, tmp_path: Path) -> None:
+    """The key of the check is made of the datasets, the model and the limits."""
     file = write(tmp_path, RECIPE)
     digests = {"model": "1" * 64, "data.0": "2" * 64, "data.1": "3" * 64}
 

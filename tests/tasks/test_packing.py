@@ -100,6 +100,7 @@ def test_in_bfloat16(pipeline: Any, tmp_path: Path) -> None:
 
 
 def test_adapters_alone(lora_pipeline: Any, tmp_path: Path) -> None:
+    """A packed stage that trains adapters alone trains as one that pads."""
     both = {}
     for packing in (False, True):
         both[packing] = sft(lora_pipeline, tmp_path / str(packing), packing=packing)

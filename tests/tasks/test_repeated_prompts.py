@@ -54,6 +54,7 @@ def pairs(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any,
 
 
 def test_of_a_reward_model(pairs: tuple[Any, Completions]) -> None:
+    """A reward model's errors count the rows of one prompt as one cluster."""
     job, data = pairs
     reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     found = measure_pairs(reward, data, limits=PassLimits(4))
@@ -67,6 +68,7 @@ def test_of_a_reward_model(pairs: tuple[Any, Completions]) -> None:
 
 
 def test_of_direct_preference_optimisation(pairs: tuple[Any, Completions]) -> None:
+    """The errors of a ``dpo`` stage count the rows of one prompt as one cluster."""
     job, data = pairs
     models = models_of(job, temperature=0.7)
     found = dpo.measure_pairs(models, data, WORK)

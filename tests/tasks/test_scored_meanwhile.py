@@ -174,6 +174,7 @@ def test_which_is_slower_changes_no_bit_and_no_case_is_asked_about_twice(
 def test_its_fault_is_that_of_the_stage(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An error of the verifier in its thread ends the stage with this error."""
     told = []
     for name, patch in (("meanwhile", False), ("afterwards", True)):
         with monkeypatch.context() as patched:

@@ -224,6 +224,7 @@ def test_value_pretraining_of_several_outputs(
 
 
 def test_best_of_n(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Best of n equals the oracle: journal, weights and headline metrics."""
     work = BestOfN.model_validate(
         {**ROLLOUTS, "kind": "best_of_n", "init": "init", "samples_per_prompt": 3, "minibatch_size": 2}
     )
@@ -434,6 +435,7 @@ JUDGES = {"by a verifier": {"verifier": "last_digit"}, "by a reward": {"reward":
 
 @pytest.mark.parametrize("judge", JUDGES)
 def test_evaluation(judge: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """An evaluation equals the oracle in every metric."""
     work = PolicyEvaluation.model_validate(
         {
             "kind": "evaluation",

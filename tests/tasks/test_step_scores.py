@@ -247,6 +247,7 @@ class Letterwise:
     ],
 )
 def test_where_steps_end(ends: dict[str, str], ids: list[int], expected: list[int]) -> None:
+    """Steps end where the marker is complete, in these responses."""
     assert StepFinder(Letterwise(), StepEnds(**ends)).positions(ids) == expected  # type: ignore[arg-type]
 
 

@@ -48,6 +48,7 @@ def test_what_another_program_set_is_left_out_and_all_else_is_kept() -> None:
 
 
 def test_a_process_forgets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process removes these variables from its own environment."""
     for name, value in {**OWN, **FOREIGN}.items():
         monkeypatch.setenv(name, value)
     forget_foreign_variables()

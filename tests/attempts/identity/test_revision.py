@@ -47,6 +47,7 @@ def head(folder: Path) -> str:
 
 
 def test_a_clean_checkout(checkout: Path) -> None:
+    """A checkout without changes has its commit, by git and by git's files."""
     assert by_git(checkout) == Revision(head(checkout), "no")
 
 
@@ -79,6 +80,7 @@ def test_without_git_its_files_are_read(checkout: Path, state: str) -> None:
 
 
 def test_a_worktree(checkout: Path, tmp_path: Path) -> None:
+    """A worktree has the commit of its own branch."""
     git(checkout, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
     tree = tmp_path / "tree"
     (tree / "flows/a.py").write_text("changed\n")

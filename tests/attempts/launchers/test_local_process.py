@@ -283,6 +283,7 @@ class TestFailure:
     def test_that_a_user_can_mend_comes_as_its_own_words(
         self, tmp_path: Path, stage: str, exit_code: int, cause: str, message: str
     ) -> None:
+        """An error that a user can mend is reported in its own words."""
         with pytest.raises(StageFailed) as failed:
             run_fake(tmp_path, stage)
 
@@ -312,6 +313,7 @@ class TestFailure:
         assert failed.value.failure.remedy.startswith("make room")
 
     def test_that_nobody_foresaw_names_the_log_and_its_last_line(self, tmp_path: Path) -> None:
+        """An unforeseen error is reported with the log's path and its last line."""
         with pytest.raises(StageFailed) as failed:
             run_fake(tmp_path, "break_down")
 

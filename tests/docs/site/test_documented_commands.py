@@ -17,6 +17,7 @@ def test_every_documented_command_is_one_that_the_parser_takes(page: Path) -> No
 
 
 def test_commands_are_found() -> None:
+    """Many commands are found in the pages, so the search for them works."""
     assert sum(len(list(commands(page.read_text(encoding="utf-8")))) for page in pages()) > 200
 
 

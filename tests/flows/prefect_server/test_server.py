@@ -161,6 +161,7 @@ class TestOwnServer:
         assert not (running.home / "memo_store.toml").exists()
 
     def test_listens_on_loopback_alone(self, running: PrefectServer) -> None:
+        """Our own Prefect server listens on loopback alone."""
         assert running._process is not None
         listening = [
             connection.laddr.ip
@@ -170,6 +171,7 @@ class TestOwnServer:
         assert listening == ["127.0.0.1"]
 
     def test_tells_nobody(self, running: PrefectServer) -> None:
+        """Prefect's analytics are switched off in our own server."""
         with urllib.request.urlopen(f"{running.wait_ready()}/admin/settings") as answer:
             assert re.search(r'"analytics_enabled":\s*false', answer.read().decode())
 
@@ -286,6 +288,8 @@ class TestStandIn:
         assert dict(os.environ) == before
 
     def test_starts_in_the_background(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The server starts while the run goes on."""
+
         def slowly(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
             time.sleep(1.0)
             return stand_in(home, port, log)
@@ -334,6 +338,8 @@ class TestStandIn:
     def test_that_does_not_come_up_is_reported_with_its_last_words(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A server that does not come up is reported with the last lines of its log."""
+
         def broken(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
             with log.open("ab") as output:
                 return subprocess.Popen(
@@ -371,6 +377,7 @@ class TestConfiguredServer:
     def test_that_does_not_answer_is_refused_by_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A configured server that does not answer is refused with its address."""
         monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
         monkeypatch.setattr(servers, "ANSWER_SECONDS", 0.5)
 

@@ -32,6 +32,7 @@ def test_the_module_runs_as_the_main_program_with_its_arguments(tmp_path: Path) 
 
 
 def test_it_looks_for_garbage_less_often(tmp_path: Path) -> None:
+    """The tied process runs Python's garbage collection less often."""
     process = tied(tmp_path, "import gc; print(gc.get_threshold())")
     assert process.stdout is not None and process.stdin is not None
     assert process.stdout.read() == f"{THRESHOLDS}\n"
@@ -57,6 +58,7 @@ def test_it_may_end_in_order_when_standard_input_closes(tmp_path: Path) -> None:
 
 
 def test_it_ends_even_if_it_is_deaf_to_sigterm(tmp_path: Path) -> None:
+    """The tied process ends when its input closes, also if it ignores SIGTERM."""
     process = tied(
         tmp_path,
         "import signal, time\n"

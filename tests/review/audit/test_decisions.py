@@ -209,6 +209,7 @@ def test_an_alias_that_was_rolled_back_and_one_that_was_moved_by_hand(place: Pla
 
 
 def test_required_signatures(case: Case, tmp_path: Path) -> None:
+    """With a required key, an audit reports each artifact that is not signed with it."""
     key, other = new_key(tmp_path / "key.pem"), new_key(tmp_path / "other.pem")
 
     def audited(*keys: SigningKey, target: str = "fake@champion") -> AuditReport:

@@ -82,6 +82,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
 
 @pytest.mark.parametrize("tamper", CASES, ids=lambda tamper: tamper.__name__)
 def test_it_is_found(case: Case, tamper: Callable[[Case], None]) -> None:
+    """An audit finds this forgery in MLflow, and names what was changed."""
     assert_found(case, tamper, *CASES[tamper])
 
 

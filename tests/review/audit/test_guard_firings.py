@@ -254,6 +254,7 @@ def test_what_nobody_touched_agrees(case: Case) -> None:
 
 @pytest.mark.parametrize("tamper", CASES, ids=lambda tamper: tamper.__name__)
 def test_it_is_found(case: Case, tamper: Callable[[Case], None]) -> None:
+    """An audit finds this change of a guard's firing, and names where."""
     assert_found(case, tamper, "policy: ", CASES[tamper])
 
 

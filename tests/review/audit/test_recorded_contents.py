@@ -66,6 +66,7 @@ def all_checks(evidence: Evidence, golden: Golden) -> Iterator[dict[str, Check]]
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_recorded_contents_agree(name: str, restored: Callable[[Golden], Evidence]) -> None:
+    """The audit finds no difference in contents that were recorded from MLflow."""
     golden = read_golden(name)
     with all_checks(restored(golden), golden) as checks:
         assert {

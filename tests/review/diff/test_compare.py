@@ -120,6 +120,7 @@ def test_rows_added_and_removed(two: Two) -> None:
 
 
 def test_code_and_libraries(two: Two) -> None:
+    """The comparison shows differing parts of the provenance and libraries, and leaves out equal ones."""
     found = two.compare()
     parts = {each.part: each for each in found.provenance}
     assert (parts["torch"].a, parts["torch"].b) == ("2.13.0", "2.14.0")
@@ -426,6 +427,7 @@ def test_a_damaged_list_of_libraries_is_told(two: Two, tmp_path: Path) -> None:
 
 
 def test_in_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs in a bucket are compared like those in a folder."""
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
     found = two_runs(tmp_path, Workspace.at(bucket)).compare()
     assert (found.data[0].added, found.data[0].removed) == (4, 3)

@@ -66,6 +66,7 @@ def test_the_artifact_its_inputs_and_what_depends_on_what() -> None:
     ],
 )
 def test_licences(said: str, expected: dict[str, Any]) -> None:
+    """A licence in a distribution's metadata becomes a valid licence of CycloneDX."""
     one = Environment(
         python="3.11", implementation="CPython", system="s", machine="m", installed=(Installed(name="n", version="1", license=said),)
     )  # fmt: skip

@@ -20,6 +20,7 @@ def text() -> str:
 
 
 def test_it_is_whole_and_deterministic(text: str) -> None:
+    """The page needs no other file, and is the same for the same report."""
     page = Page(text)
     assert page.tags.count("svg") == 2 + 2 * 5 + 2 + 2
     assert report_page(report(2)) == text
@@ -41,6 +42,7 @@ def test_names_of_drawn_parts_are_their_own(text: str) -> None:
 
 
 def test_first_things_first(text: str) -> None:
+    """The verdict, alarms and answers come first on the page, in this order."""
     order = [
         "the stages of recipe hand",
         "Verdict: gate closed; learned nothing; better",

@@ -72,6 +72,7 @@ def step(report: Report, name: str) -> Step:
 
 
 def test_a_complete_run(found: Found) -> None:
+    """The report of a complete run has all of its parts."""
     report = gather_report(*found(1))
     assert report.status == "completed" and report.openings == 1
     assert [each.name for each in report.steps][-5:] == ["sft", "reward", "value", "policy", "evaluation"]

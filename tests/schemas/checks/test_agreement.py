@@ -122,6 +122,7 @@ def test_stages_other_than_critics_and_policies_stay(plain: dict[str, Any]) -> N
     ],
 )  # fmt: skip
 def test_disagreements(plain: dict[str, Any], stage: str, fields: dict[str, Any], said: str) -> None:
+    """A critic stage and a policy stage that disagree are refused with the field and both values."""
     plain["rewards"]["other"] = {"terms": [{"model": "reward", "weight": 2.0}]}
     plain["stages"]["policy"]["algorithm"] = "ppo"
     plain["stages"][stage] |= fields

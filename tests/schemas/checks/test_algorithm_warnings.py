@@ -97,6 +97,7 @@ ALONE = (
     ],
 )  # fmt: skip
 def test_mixtures(plain: dict[str, Any], switches: dict[str, Any], said: str) -> None:
+    """This mixture of switches gives its warning, and no other."""
     plain = with_algorithm(plain, {"preset": "ppo", **switches})
     assert warned(plain) == [f"stages.policy.algorithm.{said}"]
 

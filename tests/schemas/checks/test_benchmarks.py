@@ -96,6 +96,7 @@ def test_what_a_stage_asks_is_in_its_key(
 def test_what_is_refused(
     measured: dict[str, Any], tmp_path: Path, place: tuple[str, ...], value: Any, told: str
 ) -> None:
+    """A wrong benchmark stage is refused by its field."""
     stage = measured["stages"]["checked"]
     for name in place[:-1]:
         stage = stage[name]

@@ -85,4 +85,5 @@ def test_of_several_gates_the_wrong_one_is_named(text: str) -> None:
 
 
 def test_the_metrics_exist() -> None:
+    """The metrics that need several responses are metrics of value stages."""
     assert SEVERAL_RESPONSES.keys() <= set(KINDS["value_pretraining"].estimates)

@@ -74,6 +74,7 @@ def test_a_teacher_is_another_model_a_stage_or_the_recipes_model(plain: dict[str
     ],
 )  # fmt: skip
 def test_what_is_refused(plain: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    """A wrong distillation stage is refused by its field."""
     plain["stages"]["student"] = STUDENT | changes
     with pytest.raises(RecipeError) as refused:
         parse_recipe(yaml.safe_dump(plain))

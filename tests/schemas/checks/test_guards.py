@@ -153,6 +153,7 @@ def test_a_curve_of_a_critic_that_is_not_there_is_refused(text: str, metric: str
 
 
 def test_forms_of_guards(text: str) -> None:
+    """One guard, a list of guards and ``off`` are accepted, with metrics of named scores too."""
     for metric in ("score_p50_rubric.style", "score_p90_graded", "score_mean_rubric.style"):
         policy_of(with_guards(text, f"{{metric: {metric}, rises_by: 50%}}"))
     one = policy_of(with_guards(text, "{metric: score_mean_reward, rises_by: 50%}"))

@@ -82,6 +82,7 @@ def test_the_work_has_shares_and_its_key_no_names(mixed: dict[str, Any]) -> None
 
 
 def test_its_rows_and_lengths_are_estimated(mixed: dict[str, Any]) -> None:
+    """The rows and lengths of a mixture are estimated."""
     mixed["mixtures"]["both"]["rows"] = 1000
     recipe = loaded(mixed)
     [sft] = [stage for stage in estimate_recipe(recipe, gpu="h100").stages if stage.name == "sft"]
@@ -119,6 +120,7 @@ def test_a_mixture_that_no_stage_reads_is_warned_of(mixed: dict[str, Any]) -> No
     ],
 )  # fmt: skip
 def test_wrong_parts(mixed: dict[str, Any], path: str, value: Any, message: str) -> None:
+    """A wrong part or field of a mixture is refused by its path."""
     name, _, field = path.partition(".")
     if field:
         mixed["mixtures"][name][field] = value

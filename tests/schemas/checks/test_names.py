@@ -117,6 +117,7 @@ POLICIES = (
     ],
 )  # fmt: skip
 def test_wrong_names(plain: dict[str, Any], path: str, value: Any, message: str) -> None:
+    """A name that does not exist, or is of another kind, is refused with its remedy."""
     problems = said(put(plain, path, value))
     assert any(message in problem for problem in problems), problems
 

@@ -75,6 +75,7 @@ def test_the_same_model_under_another_name_is_imported_once(with_other: dict[str
 
 @pytest.mark.parametrize(("stage", "field"), [("sft", "init"), ("policy", "init"), ("policy", "reference")])
 def test_no_stage_trains_it(stage: str, field: str, with_other: dict[str, Any]) -> None:
+    """A stage that would train another model is refused."""
     with_other["stages"][stage][field] = "other"
     said = problems_of(with_other)
     assert f"stages.{stage}.{field}" in said
@@ -118,12 +119,14 @@ def test_a_wrong_name_is_told_with_the_ones_that_there_are(with_other: dict[str,
 def test_its_source_is_checked_as_the_models_own(
     model: dict[str, Any], message: str, with_other: dict[str, Any]
 ) -> None:
+    """The source of another model is checked like that of the recipe's own."""
     with_other["models"]["other"] = model
     said = problems_of(with_other)
     assert "models.other" in said and message in said
 
 
 def test_its_path_starts_at_the_recipes_folder(with_other: dict[str, Any], tmp_path: Path) -> None:
+    """A relative path of another model starts at the recipe's folder."""
     (tmp_path / "near").mkdir()
     (tmp_path / "near" / "config.json").write_text("{}")
     with_other["models"]["other"]["source"] = "near"

@@ -73,6 +73,7 @@ def test_a_comparison_with_the_answer_loads(text: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("extract", ["#### (.*)", "(?:a|b)+(c)", "(?P<answer>[0-9]+)", r"\((.)\)"])
 def test_one_group_counts(extract: str) -> None:
+    """An expression of ``extract`` may have one capturing group, beside groups that capture nothing."""
     assert Verifier(source=EXACT_MATCH, extract=extract).extract == extract
 
 

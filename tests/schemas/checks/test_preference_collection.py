@@ -75,6 +75,7 @@ def test_the_reward_that_judges_is_read_and_a_verifier_is_none(plain: dict[str, 
 
 
 def test_prompts_of_demonstrations_do(plain: dict[str, Any]) -> None:
+    """A collection may take its prompts from demonstrations."""
     plain["stages"]["sampled"]["prompts"] = "demos"
     assert said(plain) == []
     assert content_of(Recipe.model_validate(plain), "demos") == "demonstrations"
@@ -103,6 +104,7 @@ def test_prompts_of_demonstrations_do(plain: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_wrong_names(plain: dict[str, Any], stage: str, fields: dict[str, Any], message: str) -> None:
+    """A name of the wrong kind in a stage with collected pairs is refused by its field."""
     plain["stages"][stage] |= fields
     problems = said(plain)
     assert any(problem.startswith(message) for problem in problems), problems

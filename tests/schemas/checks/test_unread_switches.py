@@ -66,6 +66,7 @@ def test_what_a_preset_sets_is_not_told(preset: str) -> None:
 def test_it_is_told_where_nothing_reads_it(
     switch: str, value: Any, without: dict[str, Any], reader: dict[str, Any]
 ) -> None:
+    """The switch gives a warning where nothing reads it, and none where something does."""
     assert switch in told(**without, **{switch: value})
     assert switch not in told(**reader, **{switch: value})
 

@@ -154,6 +154,7 @@ def test_the_judge_is_in_the_key_by_its_content_and_not_by_its_name(text: str) -
 
 @pytest.mark.parametrize("on_fall", ["warn", "stop", "restore_best", "finish"])
 def test_it_acts_by_a_guard_of_the_recipe(text: str, on_fall: str) -> None:
+    """The action of a watch is a guard of the stage."""
     stage = policy_of(parse_recipe(watched(text, f"{{judge: {{verifier: arithmetic}}, on_fall: {on_fall}}}")))
     assert str(guards_of(stage)[0]) == (
         f"watch: the reward rose and the judge's score fell, at 2 measurements in a row: {on_fall}"

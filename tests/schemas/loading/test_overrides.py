@@ -38,6 +38,7 @@ def refusal(plain: Any, text: str) -> str:
     ],
 )
 def test_values_are_yaml(written: str, value: object) -> None:
+    """The value of an override is read as YAML."""
     override = parse_override(f"a.b={written}")
     assert (override.path, override.value) == (("a", "b"), value)
 

@@ -42,6 +42,7 @@ def refusal(text: str) -> str:
     ],
 )
 def test_values(written: str, value: object) -> None:
+    """This text is read as this value, of this type."""
     reading = read(f"a: {written}")
     assert reading.problems == []
     assert reading.value == {"a": value}

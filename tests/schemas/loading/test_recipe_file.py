@@ -300,6 +300,7 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
     ],
 )  # fmt: skip
 def test_one_mistake(text: str, written: str, instead: str, said: str) -> None:
+    """A recipe with this mistake is refused with this message."""
     assert instead in text
     assert said in refused(text.replace(instead, written, 1))
 

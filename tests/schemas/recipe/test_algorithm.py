@@ -350,6 +350,7 @@ def test_a_side_of_the_clip_may_stay_open() -> None:
     ],
 )  # fmt: skip
 def test_refusals(switches: dict[str, Any], said: str) -> None:
+    """These switches contradict one another and are refused with a remedy."""
     with pytest.raises(ValidationError) as caught:
         Algorithm.model_validate(switches)
     assert [str(error["ctx"]["error"]) for error in caught.value.errors()] == [said]

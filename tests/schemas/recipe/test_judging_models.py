@@ -40,6 +40,7 @@ JUDGE = {"model": "grader"}
     ],
 )
 def test_contradictions_are_refused(term: dict[str, Any], message: str) -> None:
+    """Fields of a judge that contradict one another are refused."""
     with pytest.raises(ValidationError) as refused:
         Reward.model_validate({"terms": [term]})
     assert message in str(refused.value)

@@ -61,6 +61,7 @@ from vantage.schemas.recipe.presets import PRESETS
     ],
 )  # fmt: skip
 def test_refusals(switches: dict[str, Any], said: str) -> None:
+    """These switches of losses contradict one another and are refused with a remedy."""
     with pytest.raises(ValidationError) as caught:
         Algorithm.model_validate(switches)
     assert [str(error["ctx"]["error"]) for error in caught.value.errors()] == [said]
@@ -83,6 +84,7 @@ def test_refusals(switches: dict[str, Any], said: str) -> None:
     ],
 )
 def test_what_is_allowed(switches: dict[str, Any]) -> None:
+    """These combinations, the nearest to refused ones, are accepted."""
     Algorithm.model_validate(switches)
 
 

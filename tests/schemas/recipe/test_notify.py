@@ -16,6 +16,7 @@ stages: {sft: {kind: sft, data: demonstrations}}
 
 
 def test_variables_are_named() -> None:
+    """``notify`` names environment variables."""
     recipe = parse_recipe(TEXT + "notify: {urls: [SLACK_URL, mail], on: [failed]}\n")
     assert recipe.notify == Notify(urls=("SLACK_URL", "mail"), on=("failed",))
     assert Notify(urls=("A",)).on == ("gate_closed", "failed", "waiting_approval", "ended")

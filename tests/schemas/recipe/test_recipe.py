@@ -293,6 +293,7 @@ def test_fields_of_the_wrong_kind_or_range(made: Any, field: str) -> None:
 
 @every("name", ["Bad", "9lives", "a-b", "a.b", "", "a" * 64, "a\n", "модель"])
 def test_names_are_plain(plain: dict[str, Any], name: str) -> None:
+    """A dataset's name with odd characters is refused."""
     plain["data"][name] = plain["data"]["demos"]
     with pytest.raises(ValidationError, match="pattern"):
         Recipe.model_validate(plain)
@@ -305,6 +306,7 @@ def test_registered_models_have_names_that_are_no_paths(name: str) -> None:
 
 
 def test_columns_are_ours() -> None:
+    """``columns`` maps to our own columns only; another name is refused."""
     with pytest.raises(ValidationError, match=r"columns.question"):
         Data.model_validate({"source": "x.csv", "columns": {"question": "b"}})
 

@@ -42,6 +42,7 @@ def test_a_good_critic_is_to_be_used_and_nothing_else_is_said() -> None:
 
 
 def test_equal_returns() -> None:
+    """If all returns are equal, the advice is to look at the reward."""
     rule, text = first(explained_variance=estimated(None, None))
     assert rule == "equal_returns"
     assert "look at the reward" in text
@@ -99,6 +100,7 @@ def test_a_group_is_the_better_baseline() -> None:
 
 
 def test_a_biased_critic() -> None:
+    """A large bias of the critic comes first in the advice."""
     rule, text = first(bias=estimated(0.51, 0.01))
     assert rule == "biased"
     assert "too high by 0.510 on average, while returns have a standard deviation of 2.00" in text
@@ -189,6 +191,7 @@ def test_a_running_stage_without_an_iteration_is_looked_at_later() -> None:
 
 
 def test_words() -> None:
+    """Ranges of tokens and numbers are written in words."""
     assert [tokens(label) for label in ("1", "8-15", "65536+")] == [
         "1 token",
         "8 to 15 tokens",

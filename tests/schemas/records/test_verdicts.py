@@ -14,11 +14,13 @@ AT_MOST = Gate(metric="kl_to_reference", at_most=5, on_fail="continue")
 
 @pytest.mark.parametrize(("measured", "passed"), [(0.31, True), (0.3, True), (0.2999, False), (-11.0, False)])
 def test_at_least(measured: float, passed: bool) -> None:
+    """A gate with a lower bound opens at the bound and above."""
     assert check_gate(AT_LEAST, {"explained_variance": measured}).passed is passed
 
 
 @pytest.mark.parametrize(("measured", "passed"), [(4.9, True), (5.0, True), (5.001, False)])
 def test_at_most(measured: float, passed: bool) -> None:
+    """A gate with an upper bound opens at the bound and below."""
     assert check_gate(AT_MOST, {"kl_to_reference": measured}).passed is passed
 
 

@@ -78,6 +78,7 @@ def test_what_is_no_conversation_is_refused(value: Any, said: str) -> None:
 
 
 def test_history_is_pairs() -> None:
+    """LLaMA-Factory's ``history`` is a list of pairs: a turn of the user and one of the assistant."""
     assert read_history([["a", "b"]]) == [message("user", "a"), message("assistant", "b")]
     with pytest.raises(ValueError, match="list of pairs"):
         read_history([["a"]])

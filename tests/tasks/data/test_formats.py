@@ -67,12 +67,14 @@ PREFERENCES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("row", DEMONSTRATIONS, ids=lambda row: "-".join(row))
 def test_demonstrations(row: dict[str, Any]) -> None:
+    """Demonstrations in this format become prompt and response."""
     _, made = read([row] * 3, "demonstrations")
     assert made == {"prompt": Q, "response": GOOD, "messages": None, "response_extra": None}
 
 
 @pytest.mark.parametrize("row", PREFERENCES, ids=lambda row: "-".join(row))
 def test_preferences(row: dict[str, Any]) -> None:
+    """Preferences in this format become prompt, chosen and rejected response."""
     _, made = read([row] * 3, "preferences")
     assert (made["prompt"], made["chosen"], made["rejected"], made["messages"]) == (Q, GOOD, BAD, None)
 

@@ -10,6 +10,7 @@ FROM_ONE = {"first": ("1",), "second": ("2",), "tie": ("0",)}
     [("A", 0), ("b", 1), ("response_b", 1), ("Model A", 0), (["A", "A", "B"], 0), (["B", None, "tie"], 1)],
 )
 def test_words_and_majorities(label: object, best: int) -> None:
+    """This label, or list of labels, prefers this response."""
     assert preferred(label, {}) == best
 
 

@@ -98,6 +98,7 @@ def test_what_would_be_lost_is_refused(fields: dict[str, Any], reason: str) -> N
 
 @pytest.mark.parametrize("side", ["chosen", "rejected"])
 def test_of_pairs_too(side: str) -> None:
+    """A call of tools in one side of a pair is kept with this side."""
     sides = {name: [ASKED, {"role": "assistant", "content": "2"}] for name in ("chosen", "rejected")}
     sides[side] = [ASKED, calling(content="I add.")]
     row = made(sides, "preferences")

@@ -59,6 +59,7 @@ def by_every_pair(texts: list[str], sides: list[str | None], similarity: float) 
 @pytest.mark.parametrize("letters", LETTERS)
 @pytest.mark.parametrize("similarity", [0.6, 0.8, 0.9])
 def test_they_are_those_of_every_pair(letters: str, similarity: float) -> None:
+    """The near-duplicates found are those of comparing every pair."""
     texts = texts_of(LETTERS[letters], 600, seed=5)
     draw = random.Random(1)
     sides = [draw.choice([TRAIN, TRAIN, TRAIN, VALIDATION, TEST, None]) for _ in texts]
@@ -75,6 +76,7 @@ def test_they_are_those_of_every_pair(letters: str, similarity: float) -> None:
 
 
 def test_similarity_by_hand() -> None:
+    """Jaccard similarities equal those worked out in the comments."""
     assert (
         shingles("ABCd") == {"abc", "bcd"} and shingles("你好") == {"你好"} and shingles("a \n b") == {"a b"}
     )

@@ -139,6 +139,7 @@ PREFERENCES: dict[str, Callable[[int], Row]] = {
 
 @pytest.mark.parametrize("layout", PREFERENCES)
 def test_pairs(tmp_path: Path, layout: str) -> None:
+    """Preferences in this published layout are recognised and read."""
     path = lines(tmp_path / "rows.jsonl", [PREFERENCES[layout](n) for n in range(20)])
     found, rows = inspect_file(path, "preferences")
     assert len(rows) == (16 if found.problems else 20)
@@ -197,6 +198,7 @@ DEMONSTRATIONS: dict[str, Callable[[int], Row]] = {
 
 @pytest.mark.parametrize("layout", DEMONSTRATIONS)
 def test_demonstrations(tmp_path: Path, layout: str) -> None:
+    """Demonstrations in this published layout are recognised and read."""
     path = lines(tmp_path / "rows.jsonl", [DEMONSTRATIONS[layout](n) for n in range(20)])
     found, rows = inspect_file(path, "demonstrations")
     has_system = "system" in layout

@@ -26,6 +26,7 @@ def test_rows_come_back_as_they_were(
 
 
 def test_there_may_be_none() -> None:
+    """There may be no rows at all."""
     rows = TokenRowsWriter(None).rows()
     assert (len(rows), list(rows), rows.lengths().tolist()) == (0, [], [])
 

@@ -43,6 +43,7 @@ def job_of(folder: Path, answers: list[str | None], **fields: Any) -> StageJob:
 
 
 def test_its_fields_and_versions_are_its_artifact(tmp_path: Path) -> None:
+    """The artifact of a built-in verifier holds its fields and the versions of its libraries."""
     job = job_of(tmp_path, [None], source="builtin:length", at_most=3)
     run(job)
     assert [path.name for path in job.output.iterdir()] == ["verifier.json"], "no library decides"

@@ -51,6 +51,7 @@ def own(folder: Path, body: str) -> Verifier:
 
 
 def test_it_is_asked_about_the_first_rows_of_every_side_of_every_dataset(tmp_path: Path) -> None:
+    """The dry run asks the verifier about the first rows of every split of every dataset."""
     many = [{"prompt": f"p{n}", "answer": None if n in (40, 50) else str(n)} for n in range(60)]
     one, two = dataset(tmp_path / "one", train=many), dataset(tmp_path / "two")
     asked = tmp_path / "asked.jsonl"

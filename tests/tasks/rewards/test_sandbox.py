@@ -185,6 +185,7 @@ def test_the_tests_of_a_response_share_the_time_on_the_clock(monkeypatch: pytest
 
 
 def test_output_is_limited() -> None:
+    """A program that prints too much is ended and wrong."""
     assert ran("while True: print('x' * 1000)") == Ran("output", "")
     assert ran("print('x' * 10_001)") == Ran("output", "")
     assert ran("import sys\nsys.stderr.write('x' * 10**7)\nprint(1)") == Ran("ended", "1\n"), (

@@ -26,6 +26,7 @@ def returning(expression: str) -> str:
 
 
 def test_it_is_called_with_prompt_response_and_answer(tmp_path: Path) -> None:
+    """The user's function is called with prompt, response and answer."""
     verify = load(tmp_path, returning("(prompt, response, answer) == ('p', 'r', None) or answer == 'yes'"))
     assert verify("p", "r", None) is True
     assert verify("x", "r", "yes") is True

@@ -397,6 +397,7 @@ def test_after_a_fault_a_new_process_answers_and_never_with_verdicts_of_the_batc
 def test_it_is_told_no_secret_of_the_stages_environment(
     tmp_path: Path, verifier: VerifierProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A verifier's process gets no secret of the stage's environment."""
     secrets = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD",
                "PREFECT_API_KEY", "DATABASE_URL", "HTTPS_PROXY", "SOMETHING_ELSE")  # fmt: skip
     for name in secrets:

@@ -62,6 +62,7 @@ def test_the_file_says_what_the_artifacts_metrics_say(pipeline: Any) -> None:
 
 
 def test_it_is_that_of_the_kept_critic_on_the_test_rollout(pipeline: Any) -> None:
+    """The stored diagnosis is that of the kept critic on the test rollout."""
     job = pipeline.job("value")
     models = models_of(job, role="policy", reference=job.inputs["policy"])
     held_out = measured_responses(load_source(job, models), RunningMoments(), "test")

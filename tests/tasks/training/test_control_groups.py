@@ -87,6 +87,7 @@ V1_GROUPS = (
 
 
 def test_version_1(tmp_path: Path) -> None:
+    """Limits of control groups of version 1 are read."""
     host = Host(tmp_path, groups=V1_GROUPS, mounts=V1)
     host.group(
         "memory/user.slice/ada", memory__oom_control=CONTROL.format(2), memory__limit_in_bytes=NO_LIMIT

@@ -89,6 +89,7 @@ def test_the_state_of_adamw_is_counted_until_it_is_there() -> None:
 
 
 def test_it_is_told_in_words() -> None:
+    """The log describes the limits that were found in words."""
     assert FoundLimits(tokens=65_536).described == "found: passes of at most 65,536 positions"
     assert FoundLimits(tokens=512, sampled_tokens=4096).described == (
         "found: passes of at most 512 positions, responses of 4,096 sampled side by side"
