@@ -52,7 +52,7 @@ def run(workspace: Path, *sources: str, reduced: Sequence[str] = REDUCED) -> dic
 
 @pytest.mark.timeout(1200)
 def test_the_readmes_own_command_reaches_its_end(tmp_path: Path) -> None:
-    """With nothing but the three sources given, for a model ten thousand times smaller than what the recipe is for."""
+    """The command is given only the three sources, for a model ten thousand times smaller than the recipe is meant for."""
     report = run(
         tmp_path / "workspace",
         f"model.source={save_story_model(tmp_path / 'model')}",

@@ -40,7 +40,7 @@ def test_every_link_leads_to_the_folder_of_its_name() -> None:
 
 @pytest.mark.slow
 def test_no_module_is_loaded_under_a_name_without_the_prefix(tmp_path: Path) -> None:
-    """Even where the packages' folder and the folder above it are on the path, as a user's mistake would have it."""
+    """This holds even where the packages' folder and the folder above it are on the path, by a user's mistake."""
     path = f"{ROOT / 'vantage'}:{ROOT}"
     printed = subprocess.run(
         [sys.executable, "-c", PROBE], cwd=tmp_path, env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},

@@ -165,7 +165,7 @@ COLLECTED_STAGES = [
 
 @pytest.mark.parametrize("shown", COLLECTED_STAGES)
 def test_the_stages_that_read_collected_responses_load_as_shown(shown: str) -> None:
-    """In the place of the quickstart's own ``value`` and ``policy``."""
+    """They replace the quickstart's own ``value`` and ``policy``."""
     quickstart = yaml.safe_load(
         (README_FILE.parent / "recipes" / "quickstart.yaml").read_text(encoding="utf-8")
     )

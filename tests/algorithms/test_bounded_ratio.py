@@ -124,7 +124,7 @@ def test_a_geometric_mean_by_hand() -> None:
 
 
 def test_a_geometric_mean_by_length() -> None:
-    """By `token`, a response of two tokens weighs twice one of one token."""
+    """With `aggregation: token`, a response of two tokens weighs twice as much as one of one token."""
     leaf, *given = tensors([[1.2, 1.2], [0.9]], [[1.0, 1.0], [3.0]])
     found = geometric_mean_surrogate(leaf, *given, **RANGES, aggregation="token")
     assert found.loss.item() == pytest.approx(-(2 * 1.2 + 3 * 0.9) / 3)

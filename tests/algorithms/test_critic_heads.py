@@ -104,7 +104,7 @@ def test_the_mean_of_smoothed_quantiles_is_off_as_the_docs_say(kappa: float, mea
 
 
 def test_without_smoothing_the_minima_are_quantiles_of_the_returns() -> None:
-    """Of returns 1 … 8 and four levels: any number between the neighbours of the level is a minimum."""
+    """For returns 1 … 8 and four levels, any number between the neighbours of the level is a minimum."""
     quantiles = torch.tensor([1.5, 3.4, 5.5, 7.5], dtype=torch.float64)
     targets = torch.arange(1, 9, dtype=torch.float64)[:, None]
     mask = torch.ones_like(targets, dtype=torch.bool)

@@ -57,7 +57,7 @@ def test_squared_advantages_by_hand():
 
 
 def test_one_prompt_with_a_single_response_leaves_the_others_mean_undefined():
-    """Without that prompt, the mean would be over other tokens than the critic's."""
+    """If this prompt were left out, the mean would be over other tokens than the critic's."""
     ones, prompts = torch.ones(3, 1), torch.tensor([0, 0, 1])
     assert squared_advantages(ones, ones, ones.bool(), prompts).others_mean is None
 
@@ -211,7 +211,9 @@ def test_an_empty_mask_and_other_shapes_are_refused(measure):
 
 
 def test_returns_that_differ_by_rounding_are_equal():
-    """As those of a KL penalty between equal policies: whoever explains noise would get any number."""
+    """Returns of a KL penalty between equal policies differ by rounding, and a critic could explain any share of such
+    noise.
+    """
     returns, mask = 1 + 1e-7 * torch.randn(6, 7).double(), torch.ones(6, 7).bool()
     values, prompts = torch.randn(6, 7), torch.tensor([0, 0, 0, 1, 1, 1])
     found = prompt_parts(values, returns, mask, prompts)

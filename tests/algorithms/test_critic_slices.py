@@ -96,7 +96,7 @@ def test_a_slice_is_what_a_loop_over_its_tokens_says(slices, bin_of, seed):
 
 
 def test_a_critic_that_sees_only_the_end_is_found_out():
-    """It knows the return in the last two tokens, and says the mean before."""
+    """The critic predicts the return in the last two tokens, and the mean before."""
     returns = torch.tensor([[1.0] * 8, [-1.0] * 8] * 3)
     values = torch.where(torch.arange(8) >= 6, returns, torch.zeros(8))
     mask, prompts = torch.ones(6, 8).bool(), torch.arange(6)

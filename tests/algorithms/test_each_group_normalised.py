@@ -22,7 +22,7 @@ BY_VERL = Path(__file__).with_name("gdpo_by_verl.json")
 
 
 def test_a_thousand_rollouts_by_verl() -> None:
-    """They have groups of unequal size in any order, and scores that are equal in a whole group."""
+    """The rollouts have groups of unequal size in any order, and scores that are equal in a whole group."""
     record = json.loads(BY_VERL.read_text())
     assert len(record["advantages"]) == COUNT
     for number, recorded in enumerate(record["advantages"]):

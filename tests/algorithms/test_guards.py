@@ -34,7 +34,7 @@ def test_a_bound_by_hand(
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_share_is_of_the_size_of_the_earlier_mean(sign: int) -> None:
-    """From ±2 up by 1: half of the size, whichever sign it has."""
+    """A rise by 1 from 2 or −2 is half of the earlier mean's size, whatever its sign."""
     values = [2.0 * sign, 2.0 * sign + 1.0]
     assert is_outside(values, "rises_by", 0.49, over=1, is_relative=True)
     assert not is_outside(values, "rises_by", 0.5, over=1, is_relative=True)

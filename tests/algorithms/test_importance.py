@@ -63,7 +63,7 @@ def test_a_response_has_one_ratio() -> None:
 
 
 def test_a_thousand_random_cases() -> None:
-    """Against loops over tokens in float64, which know no logarithm of a bound."""
+    """Weights equal those of loops over tokens in float64, which take no logarithm of a bound."""
     rng = np.random.default_rng(5)
     for _ in range(1000):
         rows, width = rng.integers(1, 5), rng.integers(1, 7)

@@ -72,7 +72,9 @@ def ngrams(response: list[int], n: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_repetition_is_as_counted_with_sets(seed: int) -> None:
-    """Against Python's sets, with ids up to the largest that is allowed and padding that looks like tokens."""
+    """Repetition equals a count with Python's sets, with ids up to the largest allowed one and padding that looks like
+    tokens.
+    """
     generator = torch.Generator().manual_seed(seed)
     known = [0, 7, 2**21 - 1]
     responses = [

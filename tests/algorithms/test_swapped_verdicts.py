@@ -43,7 +43,7 @@ def test_the_two_models_exchanged_win_what_the_other_lost(margins: list[tuple[fl
 
 @given(st.floats(0.001, 50), st.integers(1, 20))
 def test_a_judge_that_reads_nothing_ties_everywhere(bias: float, pairs: int) -> None:
-    """It says the same in both orders, since it only knows the place."""
+    """The judge gives the same answer in both orders, since it only looks at the position."""
     margins = torch.full((pairs,), bias)
     found = swapped_verdicts(candidate_first=margins, baseline_first=margins)
     assert found.wins.tolist() == [0.5] * pairs

@@ -255,7 +255,7 @@ def _no_parser(source: bytes) -> ast.Module:
 
 
 def test_what_checks_in_a_sandbox_is_code_of_every_stage_that_checks() -> None:
-    """It is started as a process, and never imported."""
+    """The sandbox is started as a process, and never imported, but is in the digest."""
     assert "tasks.rewards.sandbox_inside" in module_digests("vantage.tasks.rewards.sandbox")
 
 

@@ -90,8 +90,9 @@ def test_two_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
 
 
 def test_a_counter_that_begins_anew_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 2 J below its range to 3 J, then round once more to 1 J: 5 J, and the range less 2 J. Polls see each round; those
-    within ten seconds of the one before read nothing."""
+    """The counter goes from 2 J below its range to 3 J, then round once more to 1 J: 5 J, and the range less 2 J. Polls
+    see each round; those within ten seconds of the one before read nothing.
+    """
     now = 100.0
     monkeypatch.setattr(energy.time, "monotonic", lambda: now)
     zones = Zones(tmp_path / "powercap", RANGE - 2_000_000)

@@ -76,7 +76,7 @@ def test_every_kind_and_preset_has_a_run_and_the_record_is_of_these_revisions() 
 
 
 def test_a_curve_that_the_record_does_not_have_is_no_changed_result() -> None:
-    """As long as all else has its bits; then the record has the curve, on this platform alone."""
+    """If all else has its bits, a new curve is added to the record, for this platform alone."""
     numbers: Numbers = {**RECORDED["numbers"][RUN], "mean of entropy": 0.5}
     found = SAME | {RUN: Golden(numbers, "a2", known="aa")}
     record = updated(RECORDED, found, HERE, RECORDED["revisions"])

@@ -225,7 +225,7 @@ def test_an_audit_checks_every_answer(workspace: Workspace, recipe_file: Path) -
 def test_an_audit_finds_answers_that_contradict_themselves(
     workspace: Workspace, recipe_file: Path, change: Any, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where manifest and digest were made anew with them."""
+    """An audit finds such answers also where manifest and digest were made again to fit them."""
     record = go(workspace, recipe_file)
     _, answers = refs_of(workspace, record)
     rewrite(workspace.storage.folder(answers.artifact), change)

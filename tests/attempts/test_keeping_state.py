@@ -72,7 +72,7 @@ def test_a_kill_between_both_commits_leaves_a_state_that_the_next_attempt_makes_
 def test_no_collector_removes_a_state_that_is_being_committed(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither its files before they are an object, nor the object before its artifact is there."""
+    """A collector removes neither its files before they are an object, nor the object before its artifact exists."""
     collections: list[bool] = []
 
     def collect_now() -> None:

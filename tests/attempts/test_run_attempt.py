@@ -351,7 +351,9 @@ def test_a_computation_gets_what_its_request_has(
 def test_what_a_stage_left_is_in_the_outcome_of_who_reuses_it_until_it_is_reported(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """Its firings are in its artifact; its samples are in its scratch folder, which goes when the ledger has it."""
+    """Firings are in the artifact. Samples are in the stage's scratch folder, which is removed once the ledger has
+    them.
+    """
     samples = ({"prompt": "1+1?"},)
     asked = asked_for(workspace, recipe_file, "sft")
     launcher = Launched(firings=FIRINGS, samples=samples)

@@ -117,7 +117,7 @@ def test_a_gpu_is_the_one_that_the_attempt_was_given() -> None:
 def test_time_of_guests_is_counted_once_and_a_wait_for_the_disk_is_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 10 s: 2 of users, 1 of which was a guest's, 3 idle and 5 of waiting; so 20 % busy."""
+    """Of 10 s, 2 are users' (1 of these a guest's), 3 are idle and 5 are waiting, so the CPU is 20 % busy."""
     names = "user nice system idle iowait guest guest_nice"
     Times = namedtuple("Times", names)  # type: ignore[misc]
     waiting = iter([Times(0, 0, 0, 0, 0, 0, 0), Times(2, 0, 0, 3, 5, 1, 0)])
@@ -126,7 +126,7 @@ def test_time_of_guests_is_counted_once_and_a_wait_for_the_disk_is_idle(
 
 
 def test_a_reading_keeps_its_time_when_every_second_one_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many megabytes are in use as seconds have passed."""
+    """In this test as many megabytes are in use as seconds have passed."""
     clock = Clock()
     monkeypatch.setattr(usage.time, "time_ns", lambda: round(clock.now * 1e9))
     monkeypatch.setattr(

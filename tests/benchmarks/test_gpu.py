@@ -92,8 +92,9 @@ def test_the_work_of_each_part_by_hand() -> None:
 
 @pytest.mark.parametrize(("name", "seconds"), [("0.5b", 78), ("1.5b", 256)])
 def test_the_floor_of_8192_responses_on_an_h200(name: str, seconds: float) -> None:
-    """Told before, from other code: products at 790 TFLOP/s and bytes at 4.8 TB/s, policy, critic, reference and reward model
-    of one shape, one epoch; AdamW's bytes, which are counted here, were left out."""
+    """The floor was computed before, by other code, from products at 790 TFLOP/s and bytes at 4.8 TB/s, for policy,
+    critic, reference and reward model of one shape and one epoch. It left out AdamW's bytes, which are counted here.
+    """
     rollout = Rollout(prompts=512)
     parts = works(SIZES[name], rollout, sampled_rows=2048)
     rates = Rates(flops=790e12, bandwidth=4.8e12)

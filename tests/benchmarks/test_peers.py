@@ -195,7 +195,7 @@ def test_a_side_that_fails_is_named_with_what_it_said(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_large_vocabulary_counts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of SmolLM2's shape but for fewer layers: tokens that stand for no state are never sampled."""
+    """The model has SmolLM2's shape but fewer layers; tokens without a state are never sampled."""
 
     def shallow() -> LlamaConfig:
         config = smollm2_shape()

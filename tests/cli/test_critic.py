@@ -186,7 +186,7 @@ def test_a_run_that_is_not_so_far(workspace: Workspace, recipe_file: Path) -> No
 
 
 def test_a_running_policy_shows_its_journal(workspace: Workspace, recipe_file: Path) -> None:
-    """Also the iterations that no checkpoint has and the ledger was not told of."""
+    """The page also shows iterations that no checkpoint and no ledger has yet."""
     diagnosed(workspace)
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="policy")

@@ -167,7 +167,7 @@ def test_diff_between_a_recipe_and_a_registered_model_of_its_name(vantage: Place
 def test_sbom_takes_a_registered_model_that_is_called_as_a_recipe(
     named: str, vantage: Place, published: str
 ) -> None:
-    """As ``audit`` does; a recipe has no bill of materials."""
+    """``sbom`` takes the registered model, as ``audit`` does, since a recipe has no bill of materials."""
     result = vantage("sbom", named)
     assert result.exit_code == 0
     told = json.loads(result.stdout)["metadata"]["component"]

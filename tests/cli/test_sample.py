@@ -95,7 +95,9 @@ def test_one_model_is_asked_with_all_cpus_or_the_threads_that_are_asked_for(
 def test_the_command_that_a_run_ends_with_works_as_it_is_printed(
     small_chat_run: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From another folder, with no program on the search path, and a prompt that a shell would change."""
+    """The printed command works from another folder, with no program on the search path, and with a prompt that a shell
+    would change.
+    """
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     prompt = 'say "it" $HOME it\'s 81'
     [record] = read_runs(small_chat_run)

@@ -37,7 +37,9 @@ def end_postgresql(servers: Servers) -> None:
 def test_a_run_goes_on_while_its_database_is_away(
     servers: Servers, tmp_path: Path, whole: Place, expected: dict[str, str]
 ) -> None:
-    """It ends twice, and is there again during the run, and after its end. Nothing is made twice, and MLflow has each row once."""
+    """PostgreSQL ends twice, and is back during the run and after its end. Nothing is made twice, and MLflow has each
+    row once.
+    """
     variables, _ = servers.up()
     place = Place(tmp_path, variables, servers.folder)
     place.workspace.mkdir(parents=True)

@@ -204,7 +204,7 @@ def test_every_update_of_adapters_reaches_a_real_server(tmp_path: Path) -> None:
     [(False, 1), (True, 1), pytest.param(False, 2, id="in two parts")],
 )
 def test_a_stage_starts_a_real_server_of_its_own(with_adapters: bool, parts: int, tmp_path: Path) -> None:
-    """Without a tokenizer and with weights that come from the policy alone; killed, it is started again."""
+    """The server has no tokenizer, and its weights come from the policy alone. When it is killed, it is started again."""
     folder = model(tmp_path / "model", "tied")
     settings = Generation(max_prompt_tokens=32, max_response_tokens=24)
     policy, codec = PolicyModel(load_policy(folder)), Codec(load_tokenizer(folder), settings, None, tmp_path)

@@ -247,7 +247,9 @@ def test_what_was_collected_is_not_sampled_or_scored_again() -> None:
 
 
 def test_a_budget_of_positions_bounds_passes_sampling_and_memory(every_kind: RecipeEstimate) -> None:
-    """Of every stage but ``raft``, whose budget holds all that it does: as many rows as fit with the longest."""
+    """Every stage but ``raft`` samples as many rows as fit with the longest; the budget of ``raft`` has room for all
+    that it does.
+    """
     room = {name: 10**7 if name == "raft" else 400 for name in (each.name for each in every_kind.stages)}
     overrides = [f"stages.{name}.microbatch_tokens={tokens}" for name, tokens in room.items()]
     found = estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100")
@@ -385,7 +387,7 @@ def test_a_member_by_halves_trains_on_half_of_the_rows() -> None:
 
 @pytest.mark.parametrize("batch_size", [32, 64, 128])
 def test_packing_is_counted_in_rows_of_a_pass(batch_size: int) -> None:
-    """Beside batches drawn from the same lengths and packed by the code that packs them."""
+    """The estimate is close to batches drawn from the same lengths and packed by the code that packs them."""
     overrides = [f"stages.sft.batch_size={batch_size}", "stages.sft.group_by_length=false"]
     recipes = {
         packing: parse_recipe(EVERY_KIND, overrides=[*overrides, f"stages.sft.packing={packing}"])
@@ -511,7 +513,7 @@ def test_a_quickstart_for_seven_billion_weights_names_the_gpus_that_it_needs(tmp
 def test_passes_that_train_do_not_bound_what_a_gpu_samples(
     settings: list[str], gpu: str, rows: int | None
 ) -> None:
-    """None: all responses of a rollout side by side, which fit."""
+    """All responses of a rollout are sampled side by side, since they fit."""
     overrides = [f"stages.policy.{each}" for each in settings]
     policy = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu=gpu), "policy")
     assert {each.sequences.at_once for each in policy.workload.passes if each.does == "train"} == {4}

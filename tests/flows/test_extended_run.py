@@ -252,7 +252,9 @@ def test_a_stage_that_a_guard_ended_is_not_extended(workspace: Workspace, recipe
 
 @pytest.mark.slow
 def test_a_stage_that_a_person_ended_is_not_extended(workspace: Workspace, recipe_file: Path) -> None:
-    """Neither by its gate, in the same run, nor by a longer recipe. A longer stage would not have ended there by itself."""
+    """Neither its gate, in the same run, nor a longer recipe extends it, since a longer stage would not have ended
+    there by itself.
+    """
     workspace.root.mkdir(parents=True)
     (workspace.root / ASKED).write_text("1")
     first, lines = go_through(workspace, recipe_file, *KEPT, gate(6))
@@ -394,7 +396,7 @@ def test_every_record_names_what_an_extended_stage_goes_on_from(
 def test_parts_that_keep_the_same_weights_are_told_apart_by_their_keys(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """Nothing better was found: three artifacts are one object, and their states are three."""
+    """No better weights were found, so three artifacts are one object, and they have three states."""
     workspace.root.mkdir(parents=True)
     (workspace.root / SAME).touch()
     record, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))

@@ -280,7 +280,9 @@ DISCORD = f"discord://{'4' * 24}/{'A' * 64}/"
 def test_slack_shows_the_characters_as_they_are(
     monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]]
 ) -> None:
-    """Its documentation asks for these three to be escaped in a text; ``mrkdwn: false`` leaves ``*`` and ``_`` alone."""
+    """Slack's documentation asks for these three characters to be escaped in a text; ``mrkdwn: false`` leaves ``*`` and
+    ``_`` alone.
+    """
     send(monkeypatch, SLACK, HOSTILE)
     [message] = posted
     assert message["mrkdwn"] is False
@@ -302,8 +304,9 @@ def test_slack_in_blocks_is_plain_text(monkeypatch: pytest.MonkeyPatch, posted: 
 def test_telegram_gets_html_that_it_takes(
     monkeypatch: pytest.MonkeyPatch, posted: list[dict[str, Any]], format_: str
 ) -> None:
-    """It refuses a message with any tag but its own, and one with a bare ``<``; it shows no ``<br>``. In its Markdown, one ``_``
-    alone is refused too."""
+    """Telegram refuses a message with any tag but its own, and one with a bare ``<``; it shows no ``<br>``. In its
+    Markdown, one ``_`` alone is refused too.
+    """
     send(monkeypatch, TELEGRAM + format_, HOSTILE)
     [message] = posted
     assert message["parse_mode"] == "HTML"

@@ -374,7 +374,7 @@ def test_out_of_memory_in_a_pass_of_fewer_rows_than_a_minibatch_these_are_halved
 def test_a_run_that_an_earlier_version_halved_by_rows_goes_on_with_these(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """Its run.json has ``microbatch_size`` in place of ``microbatch_tokens``."""
+    """The run.json of such a run has ``microbatch_size`` in place of ``microbatch_tokens``."""
     allow(workspace, "memory.txt", "sft 32")
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         attempt_all(orchestrator, until="sft")
@@ -516,7 +516,9 @@ def test_a_damaged_artifact_is_made_again_loudly(workspace: Workspace, recipe_fi
 def test_a_step_that_only_looks_its_artifact_up_computes_nothing(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """It was given no share of the machine; what was lost meanwhile is made by an attempt that has one."""
+    """Such an attempt has no share of the machine; an artifact that was lost meanwhile is made by an attempt that has
+    one.
+    """
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         stages = attempt_all(orchestrator, until="reward")
         (workspace.store / "objects" / str(stages["sft"].digest) / "weights.txt").write_text("flipped")

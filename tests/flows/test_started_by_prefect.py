@@ -90,7 +90,7 @@ def scheduled_flow_run(client: SyncPrefectClient, deployment: UUID, parameters: 
 def test_one_that_a_schedule_made_tells_the_event_that_the_scheduler_leaves_out(
     workspace: Workspace, recipe_file: Path, start: Start
 ) -> None:
-    """By its first state's id, which the next state's event says that it follows."""
+    """The event has the id of the run's first state, which the next state's event names as the one before."""
     named = EventFilter(event=EventNameFilter(name=["prefect.flow-run.Scheduled"]))
     found: list[Event] = []
 

@@ -103,8 +103,10 @@ def test_captured_steps_draw_what_the_plain_loop_draws(
     model: LlamaForCausalLM,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Up to near ties: captured steps compute in other kernels, and the rest of a response differs too. In bfloat16 these come early,
-    so that the log-probabilities are compared with those of one pass over the whole responses."""
+    """Responses are equal up to near ties: captured steps compute in other kernels, and after a tie the rest of a
+    response differs too. In bfloat16 ties come early, so the log-probabilities are compared with those of one pass over
+    the whole responses.
+    """
     with torch.no_grad():
         monkeypatch.setenv(replayed_steps.SWITCH, "0")
         expected = drawn(model, rows=rows, most=most, prompt=prompt, greedy=greedy, ends=ends)

@@ -109,7 +109,7 @@ def test_limits(run: RunEntry) -> None:
 
 
 def test_what_was_closed_or_not_conclusive_before_is_a_limit_of_what_was_made_of_it(run: RunEntry) -> None:
-    """Of the stage itself, of what measured it, and of every stage that it was made of; of no other."""
+    """The limits are those of the stage, of its measurements, and of every stage that it was made of, and no others."""
     unsure = CLOSED.model_copy(update={"passed": True, "warning": "the interval holds the threshold"})
     stages = run.stages | {
         "data.d": replace(run.stages["data.d"], verdicts=(CLOSED,)),

@@ -36,7 +36,9 @@ def test_a_clock_that_is_moved_changes_no_distance(moved: float) -> None:
 
 @pytest.mark.parametrize(("moved", "later"), [(-7200.0, 0), (7200.0, 7200_000)])
 def test_a_process_that_goes_on_follows_what_is_recorded(moved: float, later: int) -> None:
-    """Set back meanwhile, it goes on from the record; set forward, it believes the present wall clock."""
+    """If the clock was set back meanwhile, time continues from the record; if it was set forward, the present wall
+    clock is used.
+    """
     clocks = Clocks()
     recorded = clocks.clock().now()
     clocks.wait(0.0, moved=moved)

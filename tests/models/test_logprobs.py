@@ -395,7 +395,7 @@ def test_logits_are_kept_only_where_something_learns(monkeypatch: pytest.MonkeyP
 def test_keeping_logits_changes_no_bit(
     softcap: float | None, with_reference: bool, with_entropy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a graph goes backward twice, whose second time finds nothing kept."""
+    """No bit changes, also where a graph goes backward twice and the second time finds no kept logits."""
     results = []
     for elements in (0, 10**6):
         monkeypatch.setattr("vantage.models.logprobs.KEPT_ELEMENTS", elements)
@@ -551,7 +551,7 @@ def test_the_value_of_a_whole_response_comes_from_the_same_pass_where_it_is_aske
 
 
 def test_a_policy_computes_what_it_is_asked_for_and_no_more() -> None:
-    """Also one that has a value head, whose values cost memory."""
+    """This also holds for a policy with a value head, whose values cost memory."""
     policy, sequences = PolicyModel(build("llama", torch.float32), value_head()), batch().select([0, 1, 2])
     assert policy(sequences, temperature=TEMPERATURE).keys() == {"logprobs"}
     asked = {"with_entropy": True, "with_values": True, "with_final_values": True}

@@ -140,7 +140,7 @@ def test_loss_and_gradient_are_those_of_each_sequence_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PACKED if name != "gemma2"])
 def test_loss_and_gradient_are_those_of_the_padded_batch(name: str) -> None:
-    """Not Gemma 2, whose eager attention in float64 makes NaN of padding behind its window."""
+    """Gemma 2 is left out: its eager attention in float64 makes NaN of padding behind its window."""
     model = model_of(name)
     sequences = batch_of(FAMILIES[name].vocab_size, seed=2)
     expected_loss, expected = loss_and_gradient(model, sequences)
@@ -155,7 +155,7 @@ def test_loss_and_gradient_are_those_of_the_padded_batch(name: str) -> None:
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_words_beside_a_sequence_change_no_bit_of_it(name: str, dtype: torch.dtype) -> None:
-    """Whichever sequence of a row is another; so are the ids in the padding behind the last."""
+    """Any other sequence of the row may change, and the ids in the padding behind the last."""
     model = model_of(name, dtype)
     sequences = batch_of(FAMILIES[name].vocab_size)
     before = packed(sequences)

@@ -58,7 +58,7 @@ def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
 def test_the_row_of_the_padding_token_learns_where_text_holds_it(
     tiny: Path, tmp_path: Path, pad_token: str, learns: bool
 ) -> None:
-    """By the gradient of a pass over the token itself."""
+    """The row has a gradient after a pass over the token itself."""
     folder = tmp_path / "model"
     shutil.copytree(tiny, folder)
     _edit(folder, {"pad_token": pad_token})

@@ -98,7 +98,7 @@ def test_every_family_finds_what_it_finds_in_rows_of_their_own(
 
 
 def test_what_is_computed_is_counted(sequences: Sequences, tmp_path: Path) -> None:
-    """By hand: three prompts of 21 positions at most; parts of 4 times 7 and 4 times 30."""
+    """Counts equal those by hand: three prompts of at most 21 positions, and parts of 4 times 7 and 4 times 30."""
     build_builtin("tiny", tmp_path, seed=0)
     model = load_policy(tmp_path)
     taken_counts()
@@ -111,7 +111,9 @@ def test_what_is_computed_is_counted(sequences: Sequences, tmp_path: Path) -> No
 
 
 def test_a_token_stands_where_its_part_begins(sequences: Sequences) -> None:
-    """By hand: prompts, left-padded to 21; rows 0, 3, 6, 1 of 7; rows 2, 4, 5, 7 of 30."""
+    """Positions equal those by hand: prompts are left-padded to 21; rows 0, 3, 6, 1 have 7, and rows 2, 4, 5, 7 have
+    30.
+    """
     laid = in_parts(sequences, CUTS["prompts at once"])
     assert isinstance(laid.layout, Parts)
     # prompts come in the order of their first sequences: 0 (3 tokens), 1 (21), 3 (9)

@@ -110,7 +110,9 @@ def test_what_the_prompt_has_opened_is_not_written_again(byte_tokenizer: PreTrai
 def test_what_a_model_wrote_after_its_prompt_stands_as_it_was_sampled(
     byte_tokenizer: PreTrainedTokenizerBase, template: str
 ) -> None:
-    """Also what was cut off before the thought was closed; without the mark the template would write these otherwise."""
+    """The text stays also where it was cut off inside a thought; without the mark the template would write it
+    otherwise.
+    """
     byte_tokenizer.chat_template = template
     renderer = ResponseRenderer(byte_tokenizer, chat=True)
     for text in ("Is it even? Yes.\n</think>\n\nTwo. \n", " Is it"):

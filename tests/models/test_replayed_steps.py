@@ -171,7 +171,9 @@ def test_responses_are_those_of_the_plain_loop(
 def test_in_bfloat16_log_probabilities_are_those_of_the_trainer(
     weights: torch.dtype, name: str, replays: None
 ) -> None:
-    """Which reads whole texts, so that it shares neither the cache nor the mask; by autocast, and with such weights."""
+    """The trainer reads whole texts, without the sampler's cache and mask; both with autocast and with weights in
+    bfloat16.
+    """
     model = built(REPLAYED[name])
     model.to(dtype=weights)  # type: ignore[call-arg]
     context: AbstractContextManager[object] = (
@@ -214,7 +216,7 @@ def test_ends_that_are_known_late_change_no_response(late: int, monkeypatch: pyt
 
 @pytest.mark.parametrize("limits", [PassLimits(4), PassLimits(5), PassLimits(tokens=120), PassLimits(1)])
 def test_batches_share_captured_steps(limits: PassLimits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same rows and length; a batch of other rows, and one whose cache had to be made longer, have their own."""
+    """Batches of equal rows and length share them; a batch of other rows, or with a longer cache, has its own."""
     plain, replayed, counts = both(built(REPLAYED["gpt2"]), monkeypatch, limits=limits)
     assert_alike(replayed, plain)
     assert counts.graph_fallbacks == 0
@@ -247,7 +249,7 @@ def test_a_group_shares_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whoever_listens_is_told_what_the_plain_loop_tells(
     limits: PassLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before which token how many responses have ended, of all batches."""
+    """A listener gets, for all batches, how many responses have ended before which token."""
     model = built(REPLAYED["llama"])
     of_both: list[list[tuple[int, int]]] = []
     kinds: list[dict[str, type[Uncaptured]]] = [{}, {"cpu": Uncaptured}]
@@ -262,7 +264,9 @@ def test_whoever_listens_is_told_what_the_plain_loop_tells(
 
 
 def test_rows_that_are_computed_and_had_ended_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the lengths of the responses: of 16 rows, and of halves of them, as few as hold those that have not ended."""
+    """The count follows from the lengths of the responses: steps have 16 rows or halves of them, as few as hold the
+    unfinished ones.
+    """
     plain, _, counts = both(built(REPLAYED["llama"]), monkeypatch)
     lengths = [len(response) for response in plain.responses]
     computed = needed = 0
@@ -435,7 +439,7 @@ def test_a_step_that_is_wrong_is_found_at_its_first_token(
 def test_a_step_that_finds_no_numbers_is_wrong_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though no number is above a bound: the plain loop finds numbers with the same weights."""
+    """A captured step with NaN is refused, though no difference is above a bound, since the plain loop finds numbers."""
     whole = one_token.draw_one_token
 
     def without_numbers(forward: Any, *args: Any, **options: Any) -> None:
@@ -497,7 +501,7 @@ def test_weights_that_are_not_numbers_are_found(replays: None) -> None:
 
 @pytest.mark.parametrize("fails_at", [None, 1, 2])
 def test_a_call_leaves_nothing_behind(fails_at: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the cache nor copies of the weights, without waiting for Python's garbage collector."""
+    """Neither the cache nor copies of the weights stay in memory, even before Python's garbage collection."""
     held: list[weakref.ref[torch.Tensor]] = []
     fill, cast = StaticCache._fill, CastWeights.__init__
 

@@ -153,7 +153,7 @@ def test_a_branch_that_moved_since_the_plan_is_refused(
 
 
 def test_a_model_of_a_terabyte_is_refused_before_it_is_read(tiny: Path, tmp_path: Path) -> None:
-    """Also where no single file is that large."""
+    """The model is refused also where no single file is that large."""
     shutil.copytree(tiny, tmp_path / "source")
     for number in range(4):
         with (tmp_path / "source" / f"model-{number}.safetensors").open("wb") as file:

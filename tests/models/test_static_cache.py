@@ -31,7 +31,7 @@ def test_lengths_are_few_and_no_longer_than_a_quarter_more() -> None:
 
 
 def test_rows_move_between_buckets_as_they_are() -> None:
-    """Against plain indexing; what comes behind the tokens is 0, whatever stood there."""
+    """The rows equal plain indexing, and columns behind the tokens are 0, whatever they held before."""
     torch.manual_seed(2)
     prompts = DynamicCache()
     for number in range(2):

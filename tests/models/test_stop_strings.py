@@ -176,7 +176,9 @@ def test_what_is_found_in_the_last_ids_is_what_decoding_all_of_them_finds(name: 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_transformers_stops_at_the_same_token(name: str) -> None:
-    """Where the bytes of the response are characters: transformers finds a stop string among bytes that are none."""
+    """Compared where the bytes of the response are characters, since transformers also finds a stop string among other
+    bytes.
+    """
     tokenizer = TOKENIZERS[name]
     compared = 0
     for strings, ids in random_cases(tokenizer, 400):

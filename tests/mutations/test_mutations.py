@@ -32,7 +32,7 @@ def test_there_are_enough_and_none_hides_another() -> None:
 
 
 def test_each_still_applies() -> None:
-    """Its text stands once in its file, and what it makes of it is other code; its tests are there."""
+    """The text of each mutation occurs once in its file, its replacement is other code, and its tests exist."""
     text_of = cache(lambda file: (ROOT / file).read_text())
     misses = []
     for mutation in all_mutations():

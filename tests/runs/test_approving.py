@@ -324,7 +324,7 @@ def test_without_an_answering_mlflow_the_answer_waits_in_the_outbox(
 
 
 def test_a_hand_written_approval_in_run_json_holds_for_its_artifact_alone(waiting: Workspace) -> None:
-    """Nothing but exact equality of the question counts."""
+    """An approval counts only for exactly the same question."""
     [record] = read_runs(waiting)
     question = record.questions["sft"]
     changed = question.model_copy(update={"digest": "1" * 64})

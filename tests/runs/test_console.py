@@ -191,7 +191,7 @@ def test_text_of_a_model_is_never_taken_for_markup() -> None:
     "name", ["[/x]", "[red]a[/red]", "[link=https://example.org]a", "a :bug: b", "\\[x]", "[", "[/]"]
 )
 def test_a_name_with_brackets_is_shown_as_it_is(name: str) -> None:
-    """Anybody may call a deployment so; Rich would raise an error for the first one."""
+    """A deployment may have such a name; Rich would raise an error for the first one."""
     printed = io.StringIO()
     console = open_console(printed)
     show_table(console, [{"name": name, "pool": name}])
@@ -239,7 +239,7 @@ def test_what_was_left_out_and_warnings_stand_at_the_stages_end_at_the_runs_end_
 
 
 def test_nothing_in_a_text_steers_the_terminal() -> None:
-    """Only the console's own codes reach it: with none of ours, no control character is left."""
+    """Only the console's own control codes reach the terminal; without these no control character is left."""
     attack = "x\x1b[2J\x1b]0;title\x07\x9b31m\r\u202eevil\x08"
     printed = io.StringIO()
     screen = Screen(open_console(printed))

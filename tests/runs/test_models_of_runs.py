@@ -182,7 +182,7 @@ def test_an_unfinished_stage_is_refused_and_the_last_that_is_made_is_named(
 
 
 def test_a_run_cannot_begin_with_its_own_stage(place: Workspace, compared: Path) -> None:
-    """Its own stage is what ``latest`` means as long as it is unfinished; an earlier run of the recipe is no cycle."""
+    """``latest`` means the run's own stage as long as it is unfinished; an earlier run of the recipe is no cycle."""
     recipe = further(compared.parent, "latest/more")
     with pytest.raises(RunError, match="there is no run in"):
         pinned(load_resolved(recipe)[0], place)

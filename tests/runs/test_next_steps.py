@@ -116,7 +116,7 @@ def test_of_a_gate_with_confidence_the_bound_of_the_interval_would_meet_it(side:
 
 
 def test_of_equal_models_less_is_not_asked_for() -> None:
-    """Their difference is 0 by construction: no threshold opens the gate."""
+    """The difference of equal models is 0 by construction, so no threshold opens the gate."""
     gate = Gate.model_validate({"metric": "win_rate", "at_least": 0.6})
     verdict = check_gate(gate, {"win_rate": 0.5}, equal="policy holds the weights of sft")
     assert verdict.judged is None

@@ -210,7 +210,7 @@ def test_prompts_are_prepared_anew_for_who_may_ask_for_answers_and_are_the_same_
 def test_a_verifiers_file_that_has_gone_is_an_error_that_names_it(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """As with data: what is done stays in the store, and `vantage status` shows it; a plan has to read the file."""
+    """As with data, finished artifacts stay in the store and in `vantage status`, but a plan has to read the file."""
     file = recipe_file.with_name("mine.py")
     file.write_text("def verify(prompt, response, answer):\n    return True\n")
     overrides = (*VERIFIED, f"verifiers={{mine: {{source: {file}}}}}")
@@ -309,7 +309,7 @@ def test_a_source_that_has_gone_is_an_error_that_names_it(workspace: Workspace, 
 
 
 def test_what_another_run_computes_is_not_called_interrupted(workspace: Workspace, recipe_file: Path) -> None:
-    """Its checkpoints lie there, as those of a killed one would."""
+    """The checkpoints of a stage under way are there, like those of a killed one."""
     run_all(workspace, recipe_file, until="sft")
     key = planned(workspace, recipe_file)["sft"].stage_key or ""
     store = Store(workspace.store)

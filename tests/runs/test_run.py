@@ -62,7 +62,7 @@ def test_the_same_recipe_goes_on_with_its_unfinished_run(
 def test_whether_runs_live_is_looked_at_before_others_have_to_wait(
     workspace: Workspace, recipe: ResolvedRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a bucket each look takes seconds; the lock that all new runs wait for is taken only if a run is dead."""
+    """In a bucket each look takes seconds, so the lock that all new runs wait for is taken only if a run is dead."""
     taken = []
     lock = type(workspace.records).creation_lock
 

@@ -59,7 +59,7 @@ def test_each_number_has_its_interval() -> None:
 
 
 def test_an_evaluation_shows_both_models_and_their_difference() -> None:
-    """As an earlier version recorded it, without intervals."""
+    """The evaluation was recorded by an earlier version, without intervals."""
     told = "accuracy 0.911 against 0.600 (+0.311); greedy 0.996 against 1.000"
     stage = StageRecord(status="completed", metrics=EVALUATED)
     assert comparison(stage) == headline_of(stage) == told

@@ -284,7 +284,7 @@ def no_record(stored: Stored) -> None:
     ],
 )
 def test_a_damaged_record(stored: Stored, damage: Callable[[Stored], None], said: str) -> None:
-    """Whatever needs the record is broken in the same words; the outbox is read all the same."""
+    """Everything that needs the record is Broken with the same reason, but the outbox is still read."""
     stored.write_outbox(opened(stored.run_id))
     damage(stored)
     view = stored.view

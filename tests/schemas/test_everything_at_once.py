@@ -105,7 +105,7 @@ def sweep_refused(folder: Path, text: str) -> list[str]:
 
 
 def test_everything_about_a_sweep(tmp_path: Path, text: str) -> None:
-    """Its own fields, its own rules, the recipe and every arm, in one go; what the recipe has is told once."""
+    """Problems of the sweep's fields and rules, of the recipe and of every arm come together, those of the recipe once."""
     (tmp_path / "small.yaml").write_text(text.replace("centre_on: demos", "centre_on: demo"))
     assert sorted(sweep_refused(
         tmp_path,

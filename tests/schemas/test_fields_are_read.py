@@ -77,7 +77,7 @@ def test_every_field_is_read_by_something() -> None:
 
 
 def test_every_switch_is_read_by_a_stage() -> None:
-    """By the stages themselves: a warning about a switch, or a line of a report, does not make it work."""
+    """A stage itself reads each switch; a warning about it, or a line of a report, does not make it work."""
     switches = Algorithm.model_fields.keys() - {"preset"}
     assert switches
     assert switches - _names_read(STAGES) == set()

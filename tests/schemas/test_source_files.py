@@ -98,7 +98,7 @@ def test_a_name_beyond_what_a_file_can_have_is_no_saved_dataset(tmp_path: Path) 
 def test_a_folder_with_a_damaged_list_of_files_is_no_saved_dataset(
     tmp_path: Path, state: bytes | None
 ) -> None:
-    """None: the list is a pipe, which nobody writes to."""
+    """With None the list is a pipe, to which nobody writes."""
     if state is None:
         os.mkfifo(tmp_path / "state.json")
     else:

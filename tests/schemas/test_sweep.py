@@ -83,7 +83,9 @@ def test_what_the_measured_stage_does_not_need_is_left_out_and_nothing_is_publis
 
 
 def test_what_may_stand_in_for_a_registered_model_is_kept(folder: Path, text: str) -> None:
-    """With all that it reads: which of the two a run compares with is known when it begins."""
+    """The stage is kept with all that it reads, since only at a run's start it is known which of the two is compared
+    with.
+    """
     other = 'models: {champion: {source: "models:/x@champion", otherwise: spare}}\n'
     spare = "stages:\n  spare: {kind: sft, data: demos, epochs: 3}\n"
     written = other + text.replace("stages:\n", spare, 1).replace("baseline: sft", "baseline: champion", 1)

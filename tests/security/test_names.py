@@ -94,7 +94,7 @@ def test_a_lock_is_no_link_to_somebody_elses_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["link", "of another user"])
 def test_the_folder_of_gpu_locks_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Its name in /tmp is known to everybody."""
+    """The folder has a name in /tmp that everybody knows."""
     monkeypatch.setattr(share, "LOCKS", tmp_path)
     folder = tmp_path / f"vantage-gpus-{os.getuid()}"
     if what == "link":

@@ -155,7 +155,7 @@ def test_a_policy_that_cannot_be_read_allows_nothing_and_is_told_before_a_run(
     ],
 )
 def test_a_pattern_that_can_fit_nothing_is_refused(copied: Ended, model: str, alias: str, said: str) -> None:
-    """It would look like a rule, and hold nothing back."""
+    """Such a pattern would look like a rule, but hold nothing back."""
     write(copied, rule("{users: []}", model=model, alias=alias))
     with pytest.raises(BadPolicy, match=said):
         read_policy(copied.workspace)
@@ -171,7 +171,7 @@ def test_patterns_that_fit_hold(copied: Ended, pattern: str) -> None:
 def test_a_policy_that_is_no_file_allows_nothing(
     copied: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them is read to its end, which it may not have."""
+    """Pipes and devices are not read to their end, which they may not have."""
     file = copied.workspace.root / FILE
     file.symlink_to("nowhere")
     assert f"{file} cannot be read (No such file or directory)" in str(why_not(copied))

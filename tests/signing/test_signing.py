@@ -174,7 +174,7 @@ def test_a_record_that_was_edited_is_not_signed(copied: Ended, keys: Keys, edit:
 
 @pytest.mark.parametrize("left", [STATEMENT, SIGNATURE, "key.pub", "damaged statement", "damaged signature"])
 def test_what_was_cut_off_or_damaged_is_signed_again(copied: Ended, keys: Keys, left: str) -> None:
-    """Killed between two files: only one of them is there."""
+    """A kill between two files leaves only one of them."""
     key = str(copied.record.stages["sft"].stage_key)
     folder = next(path.parent for path, _ in pairs(copied.workspace) if key in str(path))
     if left.startswith("damaged"):

@@ -261,7 +261,7 @@ def test_an_attacker_with_a_key_of_his_own_is_found_where_a_key_is_required(
 def test_a_statement_of_a_key_of_his_own_that_is_none_of_ours(
     copied: Ended, keys: Keys, change: Callable[[Any], object], said: str
 ) -> None:
-    """Whatever a stranger signs: it is found, and no check of others ends because of it."""
+    """A statement that a stranger signs is reported, and no check of the others ends because of it."""
     statement_of = json.loads((folder_of(copied) / STATEMENT).read_bytes())
     change(statement_of)
     data = json.dumps(statement_of).encode()

@@ -89,7 +89,7 @@ def test_the_policy_compares_the_verdicts_that_were_signed(copied: Ended, keys: 
 def test_the_policy_holds_back_what_could_not_be_checked(
     copied: Ended, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the library; and what another run judged otherwise, and signed with another key."""
+    """It holds the alias back without the library, and where another run judged otherwise and signed with another key."""
     with monkeypatch.context() as patched:
         patched.setattr(signing_keys, "_PACKAGES", ("no_such_package",))
         assert "pip install" in str(why_not(copied, keys))

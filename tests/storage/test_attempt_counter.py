@@ -20,7 +20,7 @@ def test_attempts_are_counted_from_one(tmp_path: Path) -> None:
 def test_a_count_that_cannot_be_read_skips_attempts(
     content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They may have been made, and no two attempts may have one number."""
+    """Those attempts may have been made, and no two attempts may have one number."""
     path = tmp_path / "count"
     if content is None:
         path.mkdir()

@@ -190,7 +190,7 @@ def test_a_free_path_is_the_first_that_is_not_taken_even_by_a_dead_link(folder: 
 
 @pytest.mark.parametrize("place", ["gone", "another folder"])
 def test_nothing_is_made_where_an_expected_folder_was(folder: Path, tmp_path: Path, place: str) -> None:
-    """Somebody renames it while it is in use; a library may make an empty one in its place."""
+    """Somebody renames the folder while it is in use, and a library may make an empty one in its place."""
     (folder / "runs").mkdir()
     with expected(folder), expected(folder):
         replace_file(folder / "runs" / "run.json", b"1")

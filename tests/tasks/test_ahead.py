@@ -92,8 +92,9 @@ def test_a_rollout_is_of_the_policy_before_the_last_update(
 
 
 def test_only_what_was_begun_is_taken(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other prompts, another number of responses, another seed and the likeliest ids are sampled by the policy as it is. What
-    was begun is taken once, with what it cost; also by an engine to which a checkpoint gave it."""
+    """Other prompts, another number of responses, another seed and greedy responses are sampled by the present policy.
+    A rollout that was begun is taken once, with its cost, also by an engine to which a checkpoint gave it.
+    """
     job = pipeline.job("sft").model_copy(update={"inputs": {"init": pipeline.folder("sft")}})
     models = models_of(job, rewarded=False)
     prompts = read_prompts(pipeline.folder("prompts"), "train", models.codec).ids[:3]
@@ -362,7 +363,7 @@ def test_memory_is_found_for_a_sampler_beside_the_training(
 def test_whoever_waits_for_the_thread_tells_how_far_it_is(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a stage whose sampling takes longer than its update would be taken for one that hangs."""
+    """Otherwise a stage whose sampling takes longer than its update would count as hanging."""
     job = pipeline.job("sft").model_copy(update={"inputs": {"init": pipeline.folder("sft")}})
     models = models_of(job, rewarded=False)
     told: list[tuple[str, int, int]] = []

@@ -166,7 +166,7 @@ def test_a_greedy_baseline_is_paid_by_its_prompts_answer(
 def test_one_prompt_with_two_answers_keeps_both_apart(
     pipeline: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As demonstrations may have it, of which the prompts are read: the greedy response is one, its verdicts are two."""
+    """Demonstrations may have such prompts: the greedy response is one, but it has two verdicts."""
     rows = [
         {"prompt": f"{n} a+2?", "response": f"r{n}{parity}", "answer": f"{n} a+2?:{parity}"}
         for n in range(9)

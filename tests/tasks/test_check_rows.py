@@ -105,7 +105,8 @@ def pair(number: int, chosen: str, rejected: str) -> dict[str, Any]:
 
 
 def test_each_row_that_no_stage_can_use_is_counted_with_its_reason(tmp_path: Path, model: Path) -> None:
-    """Of talks one is refused, one was rendered before and one has a call that the template leaves out; of pairs one differs
+    """Among the conversations one is refused, one was rendered before and one has a call that the template leaves out;
+    among the pairs one differs
 
     only behind the limit of 16 tokens, and one prompt is longer than 64.
     """

@@ -120,7 +120,7 @@ def test_a_teacher_of_another_tokenizer_is_refused(pipeline: Any, tmp_path: Path
 
 
 def test_a_teacher_with_another_number_of_logits_is_refused(pipeline: Any, tmp_path: Path) -> None:
-    """As where a larger model of a family has more padding rows in its embeddings."""
+    """A larger model of a family may have more padding rows in its embeddings."""
     from vantage.models.folders import load_policy, load_tokenizer, save_policy
 
     job = job_in(pipeline, tmp_path)
@@ -144,7 +144,9 @@ def test_killed_and_run_again_it_gives_the_same_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Killed before the first checkpoint, and after it: then the scores of the lead are those that it holds."""
+    """The stage is killed before the first checkpoint, and after it; then the scores of the lead are those of the
+    checkpoint.
+    """
     same_bytes_after_a_kill(
         run, partial(job_in, pipeline), tmp_path, step=step, contents=contents, monkeypatch=monkeypatch
     )

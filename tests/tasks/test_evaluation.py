@@ -146,7 +146,8 @@ def test_a_ratio_of_perplexities_has_the_error_of_the_difference() -> None:
 
 
 def test_prompts_without_an_ngram_are_no_part_of_its_mean() -> None:
-    """Of the first prompt the candidate says nothing but the end, which leaves 3 + 3 tokens of one kind of the other.
+    """The candidate answers the first prompt with the end alone, which leaves 3 + 3 tokens of one kind of the other
+    prompt.
 
     The baseline says 2 + 2 tokens of one kind to each: so 1/4, and 1/6 − 1/4 over the second prompt alone.
     """
@@ -167,7 +168,7 @@ def test_prompts_without_an_ngram_are_no_part_of_its_mean() -> None:
 
 
 def test_equal_responses_are_ties_though_their_scores_were_rounded_otherwise() -> None:
-    """Of equal responses the first pair is a tie; the second was cut off on one side alone, so that it is not equal."""
+    """The first pair of equal responses is a tie. In the second one response was cut off, so the two are not equal."""
 
     def scored(scores: list[float], ended: list[bool]) -> Judged:
         of_verdicts = judged(scores, [2] * len(scores), ended)

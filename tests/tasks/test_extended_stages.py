@@ -137,7 +137,9 @@ def test_a_longer_stage_that_is_killed_goes_on_from_its_own_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Killed before its first checkpoint, and again after one: each time the next attempt ends with the same bits."""
+    """The stage is killed before its first checkpoint, and again after one; each time the next attempt ends with the
+    same bits.
+    """
     whole = pipeline.job("policy", iterations=6)
     expected = run_stage(whole)
     shorter = pipeline.job("policy", iterations=2)

@@ -118,8 +118,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 def test_passes_fill_the_memory_that_there_is_and_change_no_weight(
     name: str, share: float, copies: int, wide: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a share of the memory that the stage takes where there is plenty. It keeps so many copies of the weights elsewhere
-    than on a GPU: the best so far, on the CPU."""
+    """The stage has a share of the memory that it takes where there is plenty. It keeps as many copies of the weights
+    off the GPU: the best so far, on the CPU.
+    """
     monkeypatch.setitem(cuts.OVERHEAD, "cpu", 10**6)  # only memory bounds the passes
     shorter = {"iterations": 2} if name == "policy" else {}
     whole, cut = (wide.job(name, folder=tmp_path / each, **shorter) for each in ("whole", "cut"))
@@ -141,7 +142,7 @@ def test_passes_fill_the_memory_that_there_is_and_change_no_weight(
 def test_an_attempt_that_goes_on_has_the_limits_of_the_one_before(
     step: int, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though memory is another by now; before the first checkpoint too."""
+    """The limits stay though another amount of memory is free, also before the first checkpoint."""
     # the limits of the whole attempt, of the killed one, and of its successor
     limits = iter([10**6, 10**6, PLENTY])
 
@@ -168,7 +169,7 @@ def test_an_attempt_that_goes_on_has_the_limits_of_the_one_before(
 def test_all_ranks_have_the_limit_of_the_one_with_least_memory(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever it is; that one stays within its memory, and what is learnt is what one process learns."""
+    """This holds whichever rank it is. That rank stays within its memory, and the weights are those of one process."""
     alone = pipeline.job("sft", folder=tmp_path / "alone")
     with memory(PLENTY, monkeypatch) as live:
         run_stage(alone)

@@ -294,7 +294,9 @@ def test_a_bound_that_the_recipe_gives_is_not_looked_for(
 def test_the_teacher_of_a_distillation_has_limits_of_its_own(
     wide: Pipeline, tmp_path: Path, drawn: list[Drawn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the passes that train nor ``microbatch_size`` bound how many of its responses are sampled side by side."""
+    """Neither the passes that train nor ``microbatch_size`` bound how many of the teacher's responses are sampled side
+    by side.
+    """
     job = distillation_job(
         wide, tmp_path, reward=VERIFIER, teacher="model", iterations=1, batch_size=8, microbatch_size=2
     )
@@ -336,7 +338,7 @@ def test_sampling_is_not_measured_where_another_engine_does_it(
 def test_all_ranks_sample_within_the_limit_of_the_one_with_least_memory(
     wide: Pipeline, tmp_path: Path
 ) -> None:
-    """Whichever it is, and for both policies; the responses are those of one process."""
+    """This holds whichever rank it is, and for both policies. The responses are those of one process."""
     alone = unequal_models(tmp_path / "alone", wide)
     run_stage(alone)
     shares = [[PLENTY, 10**7], [10**7, PLENTY]]

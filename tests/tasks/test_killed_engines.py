@@ -65,7 +65,7 @@ def metrics_of(job: StageJob) -> dict[int, dict[str, float]]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stage_that_is_killed_with_its_vllm_goes_on(seed: int, pipeline: Any, tmp_path: Path) -> None:
-    """It is killed once in each phase, at a random moment of it."""
+    """The stage is killed once in each phase, at a random moment of it."""
     whole = job_of(pipeline, tmp_path / "whole")
     launch(whole, tmp_path / "whole", "run_in_process")
 

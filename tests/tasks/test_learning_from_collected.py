@@ -59,7 +59,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_nothing_is_sampled_and_no_reward_is_loaded(
     pipeline: Any, tmp_path: Path, sampled: list[int]
 ) -> None:
-    """Not even the reward model's folder has to be there."""
+    """Even the reward model's folder may be missing."""
     pipeline.folder("collected")
     sampled.clear()
     job = value_job(pipeline, tmp_path)
@@ -142,7 +142,7 @@ def _job_in(pipeline: Any, fresh_share: float, folder: Path) -> StageJob:
 
 
 def test_several_critics_learn_the_same_responses(pipeline: Any, tmp_path: Path) -> None:
-    """From two seeds and two starts: the responses are the collection's, whoever reads them."""
+    """Critics of two seeds and two starts read the collection's responses."""
     one, other = (value_job(pipeline, tmp_path / name) for name in ("one", "other"))
     other = other.model_copy(update={"inputs": {**other.inputs, "init": pipeline.folder("sft")}})
     sources = [load_source(job, models_of(job, role="policy")) for job in (one, other)]

@@ -149,7 +149,7 @@ def share_no_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_checkpointed_layers_change_no_byte(
     name: str, lora_pipeline: Any, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where prompts are read for every response, as they are with such layers."""
+    """Compared where prompts are read for every response, as with checkpointed layers."""
     jobs = [lora_pipeline.job(name, gradient_checkpointing=each) for each in (False, True)]
     share_no_prompts(monkeypatch)
     assert run_stage(jobs[0]) == run_stage(jobs[1])

@@ -232,7 +232,7 @@ def test_killed_and_resumed_it_reports_the_same(
 
 
 def test_percentiles_of_the_first_policy_stay_beside_the_newest(pipeline: Any) -> None:
-    """After a step that changes nothing, both are those of the first policy."""
+    """After a step that changes nothing, both percentiles are those of the first policy."""
     job = pipeline.job("policy", validate_every=2, learning_rate=1e-12)
     run_stage(job)
     for curve in curves_of(job):

@@ -79,7 +79,7 @@ def test_one_step_is_left_out_and_the_others_are_as_they_were(
 def test_the_second_ends_the_stage_and_its_batch_is_saved(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch, kill_in: int | None, tmp_path: Path
 ) -> None:
-    """Also where an earlier attempt met the first one."""
+    """The second one ends the stage also where an earlier attempt met the first one."""
     job = pipeline.job("sft", folder=tmp_path)
     spoiled(monkeypatch, 1, 4)
     if kill_in is not None:

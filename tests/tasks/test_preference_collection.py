@@ -299,7 +299,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before a batch is kept (it is sampled again) or just after."""
+    """The kill comes before a batch is kept (it is sampled again) or just after."""
     whole, expected = judged
     finish = BatchFiles.finish
 
@@ -402,7 +402,7 @@ def test_a_split_without_a_pair_is_refused_as_soon_as_it_is_done(
 
 
 def test_a_batch_smaller_than_one_prompts_responses_takes_one_prompt(pipeline: Any, tmp_path: Path) -> None:
-    """And samples them no more at once than was asked, which does not change what is sampled."""
+    """No more responses than asked for are sampled at once, which does not change the samples."""
     job = job_in(pipeline, tmp_path, batch_size=2)
     codec = codec_of(job, "policy")
     sources = {split: read_source(job, split, codec) for split in SPLITS}

@@ -126,7 +126,7 @@ def test_ppo() -> None:
 
 
 def test_ppo_kl_penalty() -> None:
-    """As ppo, but nothing is clipped and β·KL(old‖new) is added, β = 1, as ρ − 1 − log ρ."""
+    """The loss is that of ppo, but nothing is clipped and β·KL(old‖new) is added, β = 1, as ρ − 1 − log ρ."""
     learnt = learn("ppo_kl_penalty", scores=[1.0, -1.0])
     rewards = [-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0]
     assert learnt.rewards == close(rewards)

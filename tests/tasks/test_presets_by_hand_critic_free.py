@@ -395,7 +395,7 @@ def test_dual_clip_bounds_what_a_loser_costs() -> None:
 def test_the_overlong_filter_leaves_responses_that_were_cut_off_out_of_the_loss(
     ended: tuple[bool, bool],
 ) -> None:
-    """Of the advantages' baseline they stay a part; of the denominator they do not."""
+    """Such responses stay in the advantages' baseline, but not in the denominator."""
     scored = scored_as([1.0, 0.0], ended=ended)
     learnt = learn("dapo", scores=scored, samples_per_prompt=2, max_length=20, overlong_filter=True)
     a = 0.5 / (sqrt(0.5) + 1e-6)

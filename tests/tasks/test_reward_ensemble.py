@@ -47,7 +47,9 @@ def job_of(pipeline: Any, members: list[Path], reward: Reward, **changes: Any) -
 
 @pytest.mark.parametrize("combine", ["mean", "min", "mean_minus_std"])
 def test_the_score_is_that_of_the_models_together(pipeline: Any, members: list[Path], combine: Any) -> None:
-    """In float64 from each model's own scores; the verifier's term and the missing EOS come on top."""
+    """The score equals one in float64 from each model's own scores, plus the verifier's term and the rule for a missing
+    EOS.
+    """
     reward = Reward(
         terms=(*MODELS, VerifierTerm(verifier="arithmetic", weight=3.0)),
         ensemble=Ensemble(combine=combine, weight=2.0, **({"k": 0.7} if combine == "mean_minus_std" else {})),

@@ -244,7 +244,7 @@ def alone(reward: ScalarModel, rankings: Rankings, prompt: int) -> list[torch.Te
 def test_the_gradient_of_rankings_is_that_of_the_weighted_pairs_written_out(
     rankings: tuple[Any, Rankings], microbatch_size: int | None
 ) -> None:
-    """Against float64 and plain loops; K = 3 with a tie among them. Micro-batches of any size change nothing."""
+    """The gradient equals float64 and plain loops, for K = 3 with a tie. Micro-batches of any size change nothing."""
     job, data = rankings
     found, metrics = gradient(job, data, count=4, microbatch_size=microbatch_size)
     reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)

@@ -234,7 +234,7 @@ def test_two_nodes_collect_the_responses_that_one_machine_collects_even_after_th
 def test_a_stage_whose_node_is_lost_goes_on_from_its_checkpoint(
     at_cluster: RayCluster, pipeline: Any, few_prompts: Path, tmp_path: Path
 ) -> None:
-    """Its servers end each time; the last attempt has one rank and one server, on the node that is left."""
+    """The servers end with each attempt; the last attempt has one rank and one server, on the node that is left."""
     settings = {"iterations": 4, "checkpoint_every": 1, "validation_samples": 4}
     alone = job_of(pipeline, few_prompts, tmp_path / "alone", "policy", **settings)
     launch(alone, tmp_path / "alone", nodes=None)

@@ -178,7 +178,7 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
 
 @pytest.mark.parametrize("name", ["demonstrations", "sft", "reward", "value", "policy", "evaluation"])
 def test_every_estimate_comes_with_its_uncertainty(name: str, pipeline: Any) -> None:
-    """As many prompts as the test or validation split has, where no prompt stands in it twice."""
+    """An estimate counts as many prompts as the test or validation split has, where no prompt is in it twice."""
     kind = pipeline.job(name).work.kind
     has = ("verifier", "samples.2") if kind == "evaluation" else None
     metrics, uncertainty = pipeline.metrics(name), pipeline.result(name).uncertainty

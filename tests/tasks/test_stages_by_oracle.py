@@ -168,7 +168,9 @@ def test_value_pretraining_on_collected_responses(
 
 
 def test_value_pretraining_of_a_fresh_critic(folders: dict[str, Path], tmp_path: Path) -> None:
-    """From a policy, on plain discounted scores: no KL, so no reference, and no moments to hand on."""
+    """The critic starts from a policy, on plain discounted scores: without KL, so without a reference, and without
+    moments to hand on.
+    """
     work = ValuePretraining.model_validate(
         {
             **ROLLOUTS,
@@ -197,7 +199,9 @@ def test_value_pretraining_of_a_fresh_critic(folders: dict[str, Path], tmp_path:
 def test_value_pretraining_of_several_outputs(
     head: dict[str, Any], folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """From the reward model, on its returns: what each row of the head learns, and what the artifact records of its form."""
+    """The critic starts from the reward model, on its returns. Compared are each row of the head, and the form in the
+    artifact.
+    """
     work = ValuePretraining.model_validate(
         {
             **ROLLOUTS,
@@ -284,7 +288,7 @@ def test_distillation(kl: str, folders: dict[str, Path], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_fine_tuning(packing: bool, folders: dict[str, Path], tmp_path: Path) -> None:
-    """With a bound on the gradient that some steps keep and others do not: Adam forgets a factor that all have."""
+    """The gradient has a bound that some steps keep and others do not, since Adam ignores a factor that all steps have."""
     bound = 3.5
     work = SupervisedFineTuning.model_validate(
         {

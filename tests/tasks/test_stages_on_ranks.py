@@ -405,7 +405,7 @@ def test_each_rank_reads_its_own_rows_alone(sharded: dict[str, StageJob]) -> Non
 def test_a_sharded_checkpoint_is_read_by_another_number_of_ranks(
     pipeline: Any, sharded: dict[str, StageJob], tmp_path: Path
 ) -> None:
-    """Of two ranks by three: nothing is left to train, and the artifact has the bytes of the two's."""
+    """Three ranks read a checkpoint of two: nothing is left to train, and the artifact has the bytes of the two ranks'."""
     again = of_kind("sft", microbatch_size=3)(pipeline, tmp_path)
     shutil.rmtree(again.scratch)
     shutil.copytree(sharded["sft"].scratch, again.scratch)

@@ -169,7 +169,9 @@ def test_a_verifier_s_steps_have_percentiles_and_a_model_s_have_none(
 def test_a_reward_model_scores_each_beginning(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against one pass of the model over each beginning alone; dynamic sampling selects and joins rollouts."""
+    """Scores equal those of one pass of the model over each beginning alone, also after dynamic sampling has selected
+    and joined rollouts.
+    """
     switches = {"preset": "dapo", "samples_per_prompt": 2, "overlong_buffer": None, "max_sampling_rounds": 2}
     job = policy_job(pipeline, tmp_path, switches)
     terms = [{"model": "reward", "weight": 2.0, "step_ends": {"text": "=", "total": "sum"}}]
@@ -292,7 +294,7 @@ def test_white_space_at_the_start_of_a_token_ends_a_step() -> None:
 @pytest.mark.parametrize("marker", ["\n", "\n\n", ". ", "。", " é", "a", "Step"])
 @pytest.mark.parametrize("name", ["bytes", "words", "nano"])
 def test_one_pass_finds_what_decoding_each_beginning_finds(name: str, marker: str, tmp_path: Path) -> None:
-    """Also in texts that no tokenizer writes: a policy may sample any bytes."""
+    """This holds also in texts that no tokenizer writes, since a policy may sample any bytes."""
     if name == "bytes":
         vocabulary = sorted(ByteLevel.alphabet())
         tokenizer = byte_tokenizer(decoders.ByteLevel(), vocabulary)

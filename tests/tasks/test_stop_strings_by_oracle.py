@@ -100,7 +100,7 @@ def check(told: StageJob, outcome: Any, measured: dict[str, Any], result: Any) -
 def test_what_is_learnt_from_responses_that_a_string_ended(
     kind: str, is_killed: bool, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have ended: nothing is bootstrapped behind them, filtered out or charged for a missing end."""
+    """Such responses have ended: nothing is bootstrapped behind them, filtered out or charged for a missing end."""
     work, roles, oracle = stages(bootstrap_truncated=True, overlong_filter=True)[kind]
     told = job(work, tmp_path, folders, **roles)
     outcome = oracle(told)
@@ -149,7 +149,9 @@ def test_an_evaluation_reads_the_text_before_the_stop_string(
 def test_collected_responses_keep_the_ids_of_the_stop_string(
     strategy: str, world_size: int, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Also where ranks sample parts of a batch, and those of a sharded model go on until the last response has ended."""
+    """They keep them also where ranks sample parts of a batch, and where ranks of a sharded model go on until the last
+    response has ended.
+    """
     work = RolloutCollection(
         kind="rollout_collection", policy="init", prompts="prompts", reward="main", samples_per_prompt=3,
         held_out_samples_per_prompt=4, batch_size=12,

@@ -179,7 +179,7 @@ def test_the_gate_judges_responses_to_prompts_that_chose_nothing(pipeline: Any, 
 
 
 def test_kl_is_part_of_the_return(setting: tuple[Any, RolloutModels, Returned], pipeline: Any) -> None:
-    """Against a reference that is not the policy, the penalty lowers or raises what each token gets."""
+    """With a reference that is not the policy, the penalty lowers or raises the reward of each token."""
     job, models, _ = setting
     with_other = replace(models, reference=load(pipeline.folder("model")))
     prompts = read_prompts(job.inputs["prompts"], "validation", models.codec)

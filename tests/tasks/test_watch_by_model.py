@@ -229,7 +229,7 @@ def test_a_watch_has_prompts_of_its_own(
 
 
 def test_responses_of_a_watch_are_other_draws_than_those_of_validation(pipeline: Any) -> None:
-    """Even to the same prompts."""
+    """They are other draws even for the same prompts."""
     prompts = WatchPrompts(data="prompts", samples=16)
     watch = Watch(judge=Judge(verifier="arithmetic"), every=1, on_fall="warn", prompts=prompts)
     job = job_of(pipeline, watch, more={"watch_prompts": "prompts"}, iterations=2)

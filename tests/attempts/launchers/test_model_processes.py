@@ -65,7 +65,7 @@ for line in sys.stdin:
 def test_a_refusal_is_the_users_and_an_internal_error_shows_what_the_process_wrote(
     is_ours: bool, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the process has its own folder of temporary files, and no login that only servers of records need."""
+    """The process also has its own folder of temporary files, and no login that only servers of records need."""
 
     class Process(subprocess.Popen[bytes]):
         def __init__(self, command: list[str], **options: Any) -> None:

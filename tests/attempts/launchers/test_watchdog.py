@@ -148,7 +148,7 @@ def test_one_that_a_signal_has_stopped_is_given_up_after_a_minute(tmp_path: Path
 
 
 def test_one_that_is_continued_in_time_goes_on(tmp_path: Path) -> None:
-    """Somebody looks at it for half a minute, twice."""
+    """A stage that is stopped for half a minute, twice, continues."""
     looked_at = Process(tmp_path, load=1.0)
     watchdog = looked_at.watched(hang_seconds=21600.0)
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_one_rank_that_a_signal_has_stopped_is_named_after_a_minute(tmp_path: Pa
 
 
 def test_the_minute_is_one_ranks_own(tmp_path: Path) -> None:
-    """Somebody looks at one after the other, for 40 s each."""
+    """Ranks that are stopped for 40 s each, one after the other, do not count as hanging."""
     ranked = Process(tmp_path, load=1.0, num_ranks=3)
     watchdog = ranked.watched(hang_seconds=21600.0)
     for rank in (0, 1, 2):
@@ -178,7 +178,7 @@ def test_the_minute_is_one_ranks_own(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_hangs_sooner_than_in_a_minute_names_the_stopped_rank(tmp_path: Path) -> None:
-    """Its last report is older than the stop."""
+    """The stage's last report is older than the stop."""
     ranked = Process(tmp_path, load=0.0, num_ranks=2)
     watchdog = ranked.watched(hang_seconds=30.0)
     assert ranked.first_hang_reason(watchdog, within=12.0) is None

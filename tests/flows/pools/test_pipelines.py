@@ -225,7 +225,9 @@ def test_stages_on_an_unknown_pool_are_refused(client: "SyncPrefectClient", reci
 def test_a_new_run_has_the_earlier_ones_save_and_end(
     client: "SyncPrefectClient", recipe_file: Path, prefect_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a later one, nor one of another deployment, nor one that has ended. What is late never begins."""
+    """The new run ends neither a later run, nor one of another deployment, nor one that has ended. A late run never
+    begins.
+    """
     from prefect.client.schemas.objects import State, StateType
 
     monkeypatch.setenv("PREFECT_API_URL", prefect_url)
@@ -391,7 +393,9 @@ def test_undeploy_names_the_runs_that_it_waits_for(monkeypatch: pytest.MonkeyPat
 def test_it_stays_until_its_last_run_has_ended(
     client: "SyncPrefectClient", recipe_file: Path, kind: str, state: str
 ) -> None:
-    """Without their deployment, Prefect refuses the end of a run that holds a place in its limit, and never starts one that waits."""
+    """Without their deployment, Prefect refuses the end of a run that holds a place in its limit, and never starts one
+    that waits.
+    """
     from prefect.client.schemas.objects import State, StateType
 
     identity = register(
@@ -449,7 +453,7 @@ def test_a_pool_that_prefect_does_not_know_is_refused(client: "SyncPrefectClient
 
 @pytest.mark.parametrize("more", [{}, {"run_id": "0007-fake-abcdef", "strict": True, "restarts": 3}])
 def test_a_crashed_pipeline_is_started_again_with_its_own_parameters(more: dict[str, Any]) -> None:
-    """As Prefect's server fills the templates in."""
+    """The automation's templates are filled in as Prefect's server does it."""
     from uuid import uuid4
 
     from jinja2 import Environment
@@ -536,7 +540,7 @@ def test_prefect_deploy_reads_what_is_written(recipe_file: Path) -> None:
 def test_what_an_earlier_version_registered_is_named_and_renewed(
     client: "SyncPrefectClient", prefect_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its entrypoints are modules without the prefix, which no worker of this version can import."""
+    """The entrypoints of that version are modules without the prefix, which no worker of this version can import."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
     from vantage.flows.pools.deployments import (

@@ -149,7 +149,7 @@ def test_a_flow_run_without_its_pool_will_never_start(attempt: _Attempt, prefect
 def test_one_that_is_given_up_is_told_to_stop(
     attempt: _Attempt, prefect: Prefect, messages: Messages
 ) -> None:
-    """It may only have been cut off from the bucket."""
+    """The attempt may only have been cut off from the bucket."""
     outcome = attempt._give_up("its process has sent no heartbeat")
     assert outcome.failure is not None
     assert outcome.failure.exit_code == ExitCode.RESUME

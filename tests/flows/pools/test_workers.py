@@ -185,7 +185,7 @@ def test_without_a_worker_a_run_says_what_it_waits_for_and_can_be_stopped(
 def test_a_stage_that_waits_for_nobody_is_made_where_another_run_asks_for_it(
     here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path
 ) -> None:
-    """And both runs have it; one whose ordering process has died is stopped while it waits."""
+    """Both runs get the stage, and an attempt whose ordering process has died is stopped while it waits."""
     from prefect.client.orchestration import get_client
 
     from vantage.flows.pools.deployments import attempt_deployment, create_pool, deploy_attempts

@@ -171,7 +171,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["SyncPre
 def test_a_deployment_runs_once_for_each_movement(
     client: "SyncPrefectClient", recipe_file: Path, workspace: Workspace, moves: AliasMoves
 ) -> None:
-    """Also where an event arrives twice, and not when another alias moves."""
+    """It runs once also where an event arrives twice, and not at all when another alias moves."""
     from vantage.cli.deploy import _described
     from vantage.flows.pools.pipelines import register, registered, remove
 

@@ -210,7 +210,7 @@ def test_a_dead_ledger_is_said() -> None:
 def test_an_alias_never_moves_to_a_model_that_is_not_new(
     files: dict[str, str], why: str, after: str | None
 ) -> None:
-    """Even where every gate has passed, and where none is waited for."""
+    """The alias stays even where every gate has passed, and where it waits for no gate."""
     ledger = Recorder()
     life = life_with(ledger, files=files, policy=POLICY, evaluation=gated("completed", gain=0.1))
     publish(PUBLICATION.model_copy(update={"after": after}), life)

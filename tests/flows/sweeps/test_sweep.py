@@ -97,7 +97,7 @@ def test_the_interval_is_students(differences: list[float], centre: float, margi
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_corrected_intervals_hold_together(count: int) -> None:
-    """Of two degrees of freedom t(p) = (2p − 1)/√(2p(1 − p)), at p = 1 − 0.025/m."""
+    """With two degrees of freedom t(p) = (2p − 1)/√(2p(1 − p)), at p = 1 − 0.025/m."""
     p = 1 - 0.025 / count
     margin = (2 * p - 1) / math.sqrt(2 * p * (1 - p)) / math.sqrt(3)
     assert interval([1.0, 2.0, 3.0], comparisons=count) == pytest.approx((2.0, 2.0 - margin, 2.0 + margin))

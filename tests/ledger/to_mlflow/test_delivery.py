@@ -65,7 +65,7 @@ def test_a_record_that_mlflow_refuses_is_set_aside_and_the_rest_goes_on(
 
 
 def test_what_another_process_has_sent_meanwhile_is_found_and_not_made_again(workspace: Path) -> None:
-    """Beside a run that goes on, another one starts, and finds the first one's outbox with something to send."""
+    """A second run starts beside the first, and finds operations to send in the first one's outbox."""
     run_id = "0001-tiny-aaaaaa"
     server = Server(f"sqlite:///{workspace / 'mlflow.db'}", artifacts=workspace / "mlartifacts")
     outbox = Outbox(workspace / "runs" / run_id / "ledger")

@@ -11,7 +11,9 @@ from tests.ledger.small_run import client_of
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_same_operations_make_the_recorded_contents(name: str, workspace: Path) -> None:
-    """After an intended change, ``python -m tests.ledger.record_golden`` records them again."""
+    """MLflow contains what was recorded. After an intended change, ``python -m tests.ledger.record_golden`` records
+    again.
+    """
     assert record(name, workspace) == read_golden(name)
 
 

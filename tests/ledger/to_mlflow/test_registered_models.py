@@ -231,7 +231,9 @@ def test_a_kill_between_a_second_version_and_its_deletion_leaves_one(workspace: 
 
 @pytest.mark.parametrize("used", ["no", "alias", "description", "tag", "tag of a person"])
 def test_a_second_version_is_kept_if_somebody_uses_it(workspace: Path, policy: Path, used: str) -> None:
-    """It was made by an earlier version of Vantage or by hand: an audit names it. One that is as a kill leaves it goes."""
+    """A version that an earlier Vantage or a person made is kept, and an audit names it. One that looks as a kill
+    leaves it is removed.
+    """
     made = publish_once(workspace, policy)
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
     first = client.get_model_version("quickstart", "1")

@@ -173,7 +173,7 @@ def test_a_stage_that_its_own_run_finished_and_finds_again_stays_as_it_was(works
 
 
 def test_a_run_under_way_shows_its_models_and_what_is_tried_again(workspace: Path) -> None:
-    """Not only at its end."""
+    """MLflow shows them while the run goes on, not only at its end."""
     run_id = "0001-tiny-aaaaaa"
 
     def status() -> str:

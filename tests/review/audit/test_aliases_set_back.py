@@ -147,7 +147,9 @@ def test_an_alias_that_was_set_back_never_agrees(
     outcome: str,
     said: str,
 ) -> None:
-    """Also where the records of the later run, which the audit of the older version does not walk, are damaged."""
+    """It does not agree even where the records of the later run are damaged, which the audit of the older version does
+    not walk.
+    """
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     place = SetBack(two, tmp_path)
     damage(place)
@@ -194,7 +196,7 @@ def test_a_clock_that_was_ahead_keeps_no_later_run_from_the_alias(
 def test_a_movement_that_a_wrong_tag_keeps_back_is_told_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody has edited the tag: no record of the workspace has this time."""
+    """Somebody has edited the tag, since no record of the workspace has this time."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     place = Place(tmp_path)
     place.run("seed=1")

@@ -63,7 +63,7 @@ def with_artifact(ref: Ref, **changes: Any) -> Ref:
 
 
 def test_a_parent_that_is_taken_out_and_two_that_are_exchanged_are_found(tmp_path: Path) -> None:
-    """But for a role whose digest another role has too: then nothing is lost."""
+    """A role whose digest another role has too is the exception, since then nothing is lost."""
     taken_out = exchanged = 0
     for name, recipe in all_recipes(tmp_path).items():
         for step in dependencies(recipe):

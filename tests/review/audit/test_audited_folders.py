@@ -82,7 +82,7 @@ ODD = (
 
 
 def test_odd_values_in_an_exported_list_end_in_checks_or_in_a_sentence(case: Case, exported: Path) -> None:
-    """Anybody may have written the list."""
+    """Anybody may have written the list, so any value in it must be handled."""
     told = json.loads((exported / "vantage.json").read_bytes())
     with Evidence(case.workspace) as evidence:
         for field in (*told, "signatures", "merged_into"):

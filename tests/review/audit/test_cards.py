@@ -250,7 +250,7 @@ class TestExported:
     def test_a_registered_model_is_exported_with_what_its_run_recorded(
         self, case: Case, tmp_path: Path
     ) -> None:
-        """It comes from MLflow's copy; its gates, metrics and provenance are the run's."""
+        """The folder comes from MLflow's copy; its gates, metrics and provenance are those of the run."""
         target, kinds = tmp_path / "exported", ("reward_model",)
         with open_named_model(case.workspace, "fake-reward/1", Command("export", MADE), kinds=kinds) as model:
             assert model.origin is not None
@@ -310,7 +310,9 @@ class TestExported:
 
 
 def test_an_interval_before_a_link_is_no_part_of_it() -> None:
-    """Its brackets are escaped; a link that began there would go on to the next one, some lines below."""
+    """The brackets of an interval are escaped; otherwise a link would begin there and end at the next one, some lines
+    below.
+    """
     interval = "Accuracy 0.5 \\[0.4, 0.6\\]."
     found = f"{interval}\n\n| [model](#/experiments/1/runs/ab) | builtin:nano |"
     derived = f"{interval}\n\n| model | builtin:nano |"

@@ -102,7 +102,7 @@ def test_a_recipe_is_no_target_and_a_registered_model_of_its_name_is(case: Case)
 
 
 def test_a_run_whose_record_or_outbox_cannot_be_read_is_wrong_and_told_so(case: Case) -> None:
-    """It is audited from what is left; a pipe, whose reader would wait for ever, is not read."""
+    """The run is audited from what is left; a pipe, whose reader would wait for ever, is not read."""
     at = ("--workspace", str(case.workspace.root))
     case.run_json.write_text("{")
     code, printed, error = run("latest", *at)

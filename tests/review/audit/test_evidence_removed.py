@@ -50,7 +50,7 @@ def test_a_removed_file_is_missed_as_documented(case: Case, pattern: str) -> Non
 
 
 def test_a_run_whose_record_of_what_was_sent_is_emptied_is_not_checked(case: Case) -> None:
-    """It has less to show than a removed one; a cut outbox would not be noticed."""
+    """An emptied record shows less than a removed one, and a cut outbox would not be noticed."""
     sent = case.outbox.with_name("sent.json")
     for content in (b"{}", b"[", b"[]", b'{"1 fake 0": 0}'):
         sent.chmod(0o644)

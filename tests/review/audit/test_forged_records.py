@@ -153,7 +153,7 @@ def test_it_is_found(case: Case, tamper: Callable[[Case], None]) -> None:
 
 
 def test_what_mlflow_has_not_got_is_not_checked_and_never_agrees(case: Case) -> None:
-    """As if it had been away when the last operation was told."""
+    """MLflow lacks the last operation, as if it had been away when that was recorded."""
     last = case.outbox.read_bytes().splitlines(keepends=True)[-1]
     edit_json(
         case.outbox.with_name("sent.json"),
@@ -179,7 +179,7 @@ def test_what_mlflow_is_said_to_have_refused_is_not_checked_and_never_agrees(cas
 def test_of_a_removed_run_mlflow_still_has_to_say_what_is_sealed(
     case: Case, again: Callable[[Case], RunRecord]
 ) -> None:
-    """Its outbox is gone, so that digest, parents and headline metrics are all that can be compared."""
+    """The outbox of a removed run is gone, so only digest, parents and headline metrics can be compared."""
     second, entry = again(case), case.mlflow_run("evaluation")
     collect(case.workspace, keep_last=1)
     unchecked = found(case.audit(second.run_id), "unchecked")

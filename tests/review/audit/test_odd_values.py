@@ -101,7 +101,7 @@ def test_a_report_is_not_as_long_as_a_text_in_mlflow(short_case: Case, column: s
 
 @pytest.mark.parametrize("value", ["edited", "", None, "../../x", "A" * 64], ids=repr)
 def test_a_version_whose_digest_was_edited_is_wrong(short_case: Case, value: str | None) -> None:
-    """Not a target that does not exist: the model is what somebody deploys."""
+    """The outcome is wrong, and not "no such target", since somebody deploys this model."""
     with closing(sqlite3.connect(short_case.workspace.root / "mlflow.db")) as connection:
         connection.execute(
             "UPDATE model_version_tags SET value = ? WHERE name = 'fake' AND key = 'vantage.digest'", (value,)

@@ -146,7 +146,7 @@ def test_it_is_found(case: Case, tamper: Callable[[Case], None]) -> None:
 
 
 def test_a_completed_run_that_is_recorded_as_running_is_not_checked(case: Case) -> None:
-    """So it is for a moment when a run is resumed, and for good if its process is killed in that moment."""
+    """The records differ so for a moment when a run is resumed, and for good if its process is killed in that moment."""
     edit_json(case.run_json, lambda run: run.update(status="running"))
     report = case.audit()
     assert (report.exit_code, found(report)) == (2, [])

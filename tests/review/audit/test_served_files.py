@@ -110,7 +110,7 @@ def test_a_path_outside_that_looks_like_a_moved_workspace_is_what_is_hashed(
 
 
 def test_a_place_that_all_records_but_the_files_agree_on_is_hashed(case: Case, tmp_path: Path) -> None:
-    """Even ``run.json`` names the other place; the bytes there are others."""
+    """Even ``run.json`` names the other place, but the bytes there are others."""
     inside = case.copy_of("fake")
     other = other_copy(case, tmp_path / "evil" / "mlartifacts" / "models" / inside.parent.name / inside.name)
     old = case.record.copies["fake"].location

@@ -96,7 +96,7 @@ class TestTheSourceOfADataStep:
         )
 
     def test_of_a_run_by_an_earlier_version_it_may_be_absent(self, case: Case) -> None:
-        """Its lines have no sha256 of those before them."""
+        """The outbox of an earlier version has no sha256 of the lines before each line."""
 
         def without_sums(lines: list[dict[str, object]]) -> list[dict[str, object]]:
             return [

@@ -301,7 +301,7 @@ def test_what_is_signed_and_no_decision_is_wrong(place: SignedPlace, statement: 
 
 
 def test_a_decision_holds_for_the_artifact_as_it_was_then(place: SignedPlace) -> None:
-    """Its statement names the artifact's: other provenance, verdicts or inputs make another one."""
+    """The decision's statement names that of the artifact; other provenance, verdicts or inputs make another one."""
     record = place.record
     ref = place.workspace.store / "refs" / f"{record.stages['sft'].stage_key}.json"
     ref.chmod(0o644)

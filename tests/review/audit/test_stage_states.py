@@ -169,7 +169,7 @@ def test_a_changed_status_is_found(runs: Runs, change: str) -> None:
 
 
 def test_a_stage_that_was_recorded_late_may_have_either_status(runs: Runs) -> None:
-    """Its process was killed before the outbox had its end: the next one has found it and recorded that it was made."""
+    """A process was killed before the outbox had the stage's end, and the next process has recorded that it was made."""
     assert statuses(runs, "recorded late", {MADE: MADE_IT}) == []
     replay = runs["recorded late"][2]
     finished = replay.finished(MADE)

@@ -385,7 +385,7 @@ def test_a_run_that_has_recorded_no_stage(small: tuple[Workspace, Path]) -> None
 def test_damaged_rows_are_told_and_not_compared(
     small: tuple[Workspace, Path], damage: Callable[[Path], object], said: str
 ) -> None:
-    """They would look as if they had been removed."""
+    """Compared, damaged rows would look as if they had been removed."""
     workspace, recipe = small
     record = make_run(workspace, recipe, judge=even)
     make_run(workspace, write_recipe(recipe.parent / "b", range(4)), judge=half)

@@ -168,7 +168,7 @@ def test_a_program_that_cannot_be_started_is_no_error(
 
 @pytest.mark.usefixtures("nothing_sent")
 def test_it_ends_at_once_when_the_runs_process_dies(tmp_path: Path, recipe_file: Path) -> None:
-    """It ends in the middle of a plot, too: here it draws for ever."""
+    """The report's process ends even in the middle of a plot, which in this test is drawn for ever."""
     with orchestrated(Workspace(tmp_path / "workspace"), recipe_file, makes_report=False) as orchestrator:
         attempt_all(orchestrator)
         run = orchestrator.run

@@ -164,7 +164,7 @@ def test_the_order_of_the_keyboard_is_that_of_the_page(tab: Tab, page: Path) -> 
 
 
 def test_on_paper_everything_is_open_and_in_black_on_white(tab: Tab, page: Path) -> None:
-    """Also of a reader whose screen is dark."""
+    """This also holds for a reader whose screen is in dark mode."""
     seen = "[...document.querySelectorAll('details > :not(summary)')].map(e => e.checkVisibility())"
     tab.show(page, width=DESK, dark=True)
     assert not all(tab.value(seen))

@@ -126,7 +126,9 @@ def test_a_curve_is_drawn_once_and_again_when_it_has_grown(monkeypatch: pytest.M
 
 
 def test_a_curve_shows_where_its_guard_fired() -> None:
-    """It is drawn first; what a watch saw is drawn on the curves that it compared, not as the number of falls."""
+    """The curve of a guard that fired is drawn first. A firing of a watch is drawn on the curves that it compared, not
+    on the number of falls.
+    """
     told = {
         name: [(step, 0, float(step)) for step in range(1, 6)]
         for name in (

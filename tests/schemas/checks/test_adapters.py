@@ -98,7 +98,7 @@ def test_adapters_of_another_shape_cannot_go_on() -> None:
 
 
 def test_an_optimiser_goes_on_with_the_weights_that_it_has_moved() -> None:
-    """With adapters on one side alone it would have moments of the value head, and of nothing else."""
+    """With adapters on one side alone, the carried optimiser would have moments of the value head only."""
     carry = ", critic_optimizer: carry"
     text = refused(model=LORA, value=NONE, policy=carry)
     assert (

@@ -89,7 +89,7 @@ def test_a_gate_on_the_share_of_the_lead_may_have_a_confidence(plain: dict[str, 
 
 @pytest.mark.parametrize("metric", ["teacher_lead_share", "teacher_score"])
 def test_a_gate_on_the_score_of_a_served_teacher_is_refused(plain: dict[str, Any], metric: str) -> None:
-    """Nothing samples from that teacher, so its score is unknown, unless the server is asked to."""
+    """Nothing samples from such a teacher, so its score is unknown, unless `sampled: true` asks the server for samples."""
     served = {"kl": "sampled", "teacher_server": SERVED, "gate": {"metric": metric, "at_least": 0.5}}
     del plain["stages"]["student"]["teacher"], plain["models"]
     with pytest.raises(RecipeError) as refused:

@@ -244,7 +244,7 @@ def test_other_shapes_are_left_to_pydantic(plain: Any) -> None:
 
 
 def test_a_verifier_of_another_builtin_task_is_refused(plain: dict[str, Any]) -> None:
-    """It would raise at the first response, hours after the recipe was loaded."""
+    """Without this check the verifier would raise at the first response, hours after the recipe was loaded."""
     plain["data"]["tasks"] = {"source": "builtin:arithmetic_long/prompts"}
     plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", "positive_verifier": "arithmetic"}
     found = [str(problem) for problem in problems_of_names(plain)]

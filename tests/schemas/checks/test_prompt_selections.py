@@ -54,7 +54,7 @@ def test_a_selected_dataset_is_a_stage_that_reads_the_collection_and_its_prompts
 
 
 def test_a_verifier_is_tried_on_the_prompts_that_are_selected_from(text: str, tmp_path: Path) -> None:
-    """Not on the selection itself: that waits for the collection, which waits for the verifier."""
+    """The dry run cannot use the selection, which waits for the collection, which waits for the verifier."""
     (tmp_path / "mine.py").write_text("def verify(prompt, response, answer):\n    return True\n")
     text = text.replace("data:\n", "verifiers:\n  mine: {source: mine.py}\ndata:\n", 1)
     begin, end = text.index("rewards:\n"), text.index("stages:\n")

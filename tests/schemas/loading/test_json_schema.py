@@ -48,7 +48,7 @@ def kind_of(name: str) -> str:
 
 
 def test_every_built_in_recipe_and_sweep_is_accepted() -> None:
-    """With the sources that it leaves open: an editor shows the file, not what ``--set`` makes of it."""
+    """Sources that a recipe leaves open are accepted too, since an editor shows the file without ``--set``."""
     errors = [
         f"{name}: {error.message}"
         for name in builtin_recipes()

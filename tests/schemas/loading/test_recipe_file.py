@@ -350,7 +350,7 @@ def test_a_flood_of_stages_is_refused_without_looking_at_each(text: str) -> None
 
 @pytest.mark.slow
 def test_no_value_of_any_shape_escapes_the_reports(plain: dict[str, Any]) -> None:
-    """Whatever one field is replaced by, the recipe loads or is refused with problems; nothing else is raised."""
+    """Whatever replaces a field, the recipe loads or is refused with problems; nothing else is raised."""
 
     def paths(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if isinstance(node, dict):

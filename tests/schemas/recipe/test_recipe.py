@@ -104,7 +104,7 @@ def test_every_stage_has_both_bounds_of_a_pass(plain: dict[str, Any]) -> None:
     ],
 )
 def test_the_most_rows_of_a_pass(limits: PassLimits, rows: int) -> None:
-    """Of ten rows of 30 positions each; one row is a pass whatever it has."""
+    """There are ten rows of 30 positions each; one row is a pass, however long it is."""
     assert limits.rows_of(30, 10) == rows
     assert limits.or_rows(7) == PassLimits(limits.rows or 7, limits.tokens)
 

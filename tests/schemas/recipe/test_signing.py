@@ -41,7 +41,7 @@ DIGEST = "130eac05c727e907fdb0804c8e5cf3b322f408549e060e39d48bc624cc84e387"
 
 @every("name", builtin_recipes())
 def test_nor_has_any_recipe_that_comes_with_vantage(name: str) -> None:
-    """So their digests, by which runs are found, are what they were."""
+    """So the digests of built-in recipes, by which runs are found, do not change."""
     plain = plain_yaml.read(find_recipe(name).read_text()).value
     if "sweep" not in plain:
         assert "sign" not in plain

@@ -63,5 +63,5 @@ def test_the_warning_has_both_changes_with_their_intervals_and_how_far_the_polic
     [(0.93, -0.001, 0.04), (0.93, 0.029, 0.04), (-0.93, -0.029, 0.04), (0.001, -0.029, 0.04), (0.93, -0.029, None)],
 )  # fmt: skip
 def test_what_is_not_sure_is_not_warned_of(score: float, accuracy: float, differing: float | None) -> None:
-    """None differs: an earlier version measured it, whose intervals are too narrow near zero."""
+    """No warning appears either where an earlier version measured it, whose intervals are too narrow near zero."""
     assert score_against_accuracy(evaluation(score, accuracy, differing=differing)) is None

@@ -246,7 +246,7 @@ def test_a_loss_without_a_reference_has_none_in_its_key(switches: dict[str, Any]
 
 
 def test_how_many_are_sampled_side_by_side_is_in_no_key() -> None:
-    """Neither beside other fields of ``rollout`` nor alone, where the field is then as if it were left out."""
+    """``max_rows`` changes no key, neither beside other fields of ``rollout`` nor alone."""
     names = {"algorithm": "ppo", "init": "sft", "critic": "value", "reward": "main", "prompts": "tasks"}
     for rollout in ({}, {"ahead": 1}):
         keys = {

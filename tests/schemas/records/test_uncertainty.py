@@ -85,7 +85,7 @@ def test_one_prompt_tells_nothing(metric: str) -> None:
 
 
 def test_prompts_that_are_all_alike() -> None:
-    """Of a bounded difference: what a score test does not reject; of an unbounded mean: no one knows.
+    """A bounded difference gets the interval that a score test does not reject; an unbounded mean gets none.
 
     All of 4 gained: Wilson's interval of 4 of 4, on the scale of differences. None of 256 differs: the bound is the δ at
     which 256·δ² = t²·δ·(1 − δ), so t²/(256 + t²).

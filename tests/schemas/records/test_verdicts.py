@@ -221,7 +221,7 @@ def test_an_earlier_verdict_is_judged_by_its_own_method() -> None:
 
 
 def test_an_earlier_verdict_is_written_as_it_was() -> None:
-    """Its JSON is in questions that were answered and in signed statements."""
+    """The JSON of an earlier verdict is in questions that were answered and in signed statements."""
     again = check_gate(NOT_WORSE, LOST, ONE_OF_256, like=EARLIER)
     assert set(again.model_dump(mode="json")) == {
         *(

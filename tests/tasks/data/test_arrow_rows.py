@@ -33,7 +33,7 @@ def test_a_bad_value_of_a_dictionary_costs_the_rows_that_use_it(
 
 
 def test_a_bad_number_of_a_dictionary_costs_the_rows_that_use_it() -> None:
-    """It has more digits than its type."""
+    """The number has more digits than its type allows."""
     numbers = pa.array([Decimal(1), Decimal(12345), Decimal(2)], pa.decimal128(9)).view(pa.decimal128(2))
     column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), numbers)
     rows = list(rows_of_batch(pa.record_batch({"number": column})))

@@ -125,7 +125,7 @@ def test_memory_for_a_batch_has_a_bound(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_rows_without_bytes_are_counted(tmp_path: Path) -> None:
-    """Nothing but the number shows how many they are, and a wrong one would be followed for ever."""
+    """Only a number in the file shows how many rows there are, and a wrong one would be followed for ever."""
     file = written(tmp_path / "rows.arrow", pa.table({"prompt": pa.nulls(100_000)}))
     assert sum(1 for _ in read_rows_of(file, ".arrow", LIMIT)) == 100_000
     batch = pa.record_batch({"prompt": pa.nulls(1_000_000)})

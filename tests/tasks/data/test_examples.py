@@ -101,7 +101,7 @@ def test_answers_stay_with_their_prompts_where_a_long_one_is_left_out(codec: Cod
 
 
 def test_a_prompt_of_just_the_limit_stays(codec: Codec, tmp_path: Path) -> None:
-    """With ``<s>`` before it, 19 characters are 20 tokens."""
+    """With ``<s>`` before it, a prompt of 19 characters has 20 tokens."""
     write_rows(tmp_path, "train", [{"prompt": "x" * 19}, {"prompt": "x" * 20}])
     prompts = read_prompts(tmp_path, "train", codec)
     assert ([len(ids) for ids in prompts.ids], prompts.num_too_long) == ([20], 1)

@@ -149,7 +149,7 @@ def test_one_split_of_one_configuration_is_read(
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_rows_are_those_of_the_library(hub: FakeHub, tmp_path: Path, streaming: bool) -> None:
-    """Its own `load_dataset` writes an Arrow copy of every split and reads that; here files are read."""
+    """The library's `load_dataset` writes an Arrow copy of every split and reads that; Vantage reads the files."""
     theirs = datasets.load_dataset(
         "org/sums", "main", split="train", revision=COMMIT, cache_dir=str(tmp_path / "theirs")
     )
@@ -193,7 +193,7 @@ assert len(list(rows)) == 300
 
 @pytest.mark.slow
 def test_a_process_that_streamed_a_prefix_ends(hub: FakeHub, tmp_path: Path) -> None:
-    """After the library's own streaming, half of such processes aborted, and one in sixteen never ended."""
+    """With the library's own streaming, half of such processes aborted, and one in sixteen never ended."""
     environment = os.environ | {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path)}
     for _ in range(3):
         done = subprocess.run(

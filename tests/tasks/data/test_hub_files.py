@@ -65,7 +65,7 @@ def test_files_come_in_the_order_of_their_names(cache: Path) -> None:
 
 @pytest.mark.parametrize("named", ["missing.jsonl", "*.jsonl"])
 def test_what_the_cache_may_lack_is_refused_without_network(cache: Path, tmp_path: Path, named: str) -> None:
-    """Of ``*.jsonl`` nobody can say here whether there are others."""
+    """For ``*.jsonl`` the cache cannot show whether there are other files."""
     wanted = rf"name@{COMMIT}/data/\S+' is not in the cache and could not be fetched .*hf download --repo-type dataset org/name"
     with pytest.raises(UnusableData, match=wanted):
         prepared(tmp_path / "stage", f"{SOURCE}/{named}")

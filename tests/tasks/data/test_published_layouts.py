@@ -251,7 +251,7 @@ def test_turns_of_a_completion_follow_the_prompt() -> None:
 
 
 def test_conversations_that_part_earlier_make_no_pair(tmp_path: Path) -> None:
-    """As Chatbot Arena and MT-Bench have them: recognised, and said of each row, however many they are."""
+    """Such rows of Chatbot Arena and MT-Bench are recognised and reported, however many there are."""
 
     def row(n: int) -> Row:
         middle = {side: [assistant(f"{side} says"), user("more")] if n % 2 else [] for side in "ab"}

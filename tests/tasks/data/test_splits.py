@@ -95,7 +95,7 @@ SIZES = st.one_of(st.none(), st.integers(1, 20))
     st.data(), st.builds(Split, validation=SIZES, test=SIZES), st.builds(Split, validation=SIZES, test=SIZES)
 )
 def test_no_dataset_trains_on_a_prompt_that_another_holds_out(data: Any, ours: Split, theirs: Split) -> None:
-    """Whatever each asks for, and whichever prompts each has: a hash of the prompt and the shares decide."""
+    """A hash of the prompt and the shares decide, whatever splits and prompts each dataset has."""
     sides: dict[str, set[str | None]] = {}
     for split in (ours, theirs):
         some = data.draw(st.sets(st.sampled_from(PROMPTS), min_size=400))

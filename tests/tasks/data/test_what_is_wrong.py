@@ -176,7 +176,7 @@ def _refused(source: Path) -> tuple[str, str]:
 
 
 def test_a_folder_of_save_to_disk_is_its_files(tmp_path: Path) -> None:
-    """As the library itself writes it, in several files and with a selection of rows."""
+    """The folder is as the library writes it, in several files and with a selection of rows."""
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"prompt": f"a{number}", "response": "b"} for number in range(9)])
     rows.select([8, 3, 5, 0, 7]).save_to_disk(str(tmp_path / "saved"), num_shards=2)

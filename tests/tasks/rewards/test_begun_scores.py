@@ -164,7 +164,9 @@ def test_an_answer_that_is_read_while_the_folder_is_copied_is_in_the_copy(
 
 
 def test_tokens_of_an_answer_count_once_whatever_file_it_is_in(tmp_path: Path) -> None:
-    """Before it is read, after it, and after a restart at each of these moments; a broken reply counts, too."""
+    """They count once before the answer is read, after it, and after a restart at each moment; a broken reply counts,
+    too.
+    """
     critic, one = AnsweredBy("judge", "critic"), stored("one")
 
     def look(tokens: tuple[int, int], *, reads: int) -> AnswerFile:

@@ -129,7 +129,7 @@ def test_the_form_of_verdicts_is_found_and_kept(
 
 
 def test_the_artifact_of_a_verifier_of_right_and_wrong_has_no_new_file(tmp_path: Path) -> None:
-    """Its digest is in the keys of the stages that read it."""
+    """The artifact's digest is in the keys of the stages that read it, so it must not change."""
     job = job_of(tmp_path, own(tmp_path, "return response == answer"), dataset(tmp_path / "data"))
     run(job)
     assert sorted(file.name for file in job.output.iterdir()) == ["verifier.json", "verifier.py"]

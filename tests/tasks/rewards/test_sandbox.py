@@ -413,7 +413,7 @@ print(json.dumps(found))
 
 
 def test_a_kernel_that_forbids_namespaces_is_refused_unless_the_recipe_allows_it() -> None:
-    """In a user namespace in which no further one may be made, as in a common container."""
+    """Tried in a user namespace in which no further one may be made, as in a common container."""
     forbid = f'echo 0 > /proc/sys/user/max_user_namespaces; exec {sys.executable} -c "$0"'
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, REFUSING],

@@ -255,7 +255,9 @@ def all_but_one(number: float) -> list[float]:
 def test_a_refused_question_is_an_unreadable_answer_where_the_recipe_has_a_number_for_it(
     server: FakeJudge, tmp_path: Path, fresh: Any, status: int
 ) -> None:
-    """It is refused sooner than others are answered, asked once in the life of the stage, and spends nothing."""
+    """The question is refused sooner than others are answered, is asked once in the life of the stage, and costs
+    nothing.
+    """
     server.faults.refuses, server.delay = refusing(status), 0.05
     asked = judge(server, unreadable=-3.0, budget={"tokens": 10**6})
     scores = load(tmp_path, asked)
@@ -646,7 +648,9 @@ def test_what_is_under_way_when_a_stage_ends_is_answered_and_kept(
 def test_a_late_request_under_way_does_not_hold_up_the_end(
     server: FakeJudge, tmp_path: Path, fresh: Any
 ) -> None:
-    """It has its own time, and is not repeated after that; one that waits for its repetition is given up at once."""
+    """Such a request has its own time, and is not repeated after that. One that waits for its repetition is given up at
+    once.
+    """
     all_came, ended = threading.Barrier(3), threading.Event()
 
     def refused(text: str) -> int | None:

@@ -79,7 +79,7 @@ process.close()
 
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_it_finds_the_package_that_its_stage_has_from_any_folder(is_installed: bool, tmp_path: Path) -> None:
-    """In a checkout that is installed, and in a copy that is found by nothing but where it was started."""
+    """It finds the package in an installed checkout, and in a copy that is found only from where it was started."""
     copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
     copy_packages(copy)
     elsewhere.mkdir()
@@ -152,7 +152,7 @@ def test_what_ends_or_breaks_the_process_is_told_as_the_verifiers(
 def test_a_verifier_that_writes_into_our_pipes_is_at_fault(
     tmp_path: Path, verifier: VerifierProcess, written: bytes, where: str
 ) -> None:
-    """It writes to every descriptor that it finds open."""
+    """The verifier writes to every descriptor that it finds open."""
     (tmp_path / "written").write_bytes(written)
     before = f"""import os, pathlib
 def write():

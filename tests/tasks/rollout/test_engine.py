@@ -29,7 +29,7 @@ Contents = Callable[[Path], dict[str, bytes]]
 
 
 def test_the_responses_of_a_prompt_stand_in_a_row(pipeline: Any) -> None:
-    """As the sampler gives them for a list in which each prompt stands as often; log-probabilities travel with them."""
+    """Responses and their log-probabilities are those of the sampler for a list that repeats each prompt."""
     job = pipeline.job("policy")
     policy, codec = load(job.inputs["init"]), codec_of(job, "init")
     prompts = read_prompts(job.inputs["prompts"], "train", codec)

@@ -96,7 +96,7 @@ def test_a_server_that_hangs_in_an_update_is_started_again(
 
 @pytest.mark.slow
 def test_the_only_server_gets_the_time_of_a_new_start(pipeline: Any, processes: list[Started]) -> None:
-    """Though its time-out has taken longer than the stage waits for servers."""
+    """The stage waits for it, though its time-out took longer than the stage usually waits for servers."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, 1, request_seconds=6.0)
     engine.generate(prompts, count=1, seed=1)
@@ -109,7 +109,7 @@ def test_the_only_server_gets_the_time_of_a_new_start(pipeline: Any, processes: 
 def test_a_server_that_hangs_between_rollouts_is_started_again(
     pipeline: Any, processes: list[Started]
 ) -> None:
-    """Its process runs on. A new one has the time of a start again."""
+    """The process of a hanging server still runs. A new one has the time of a start again."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, 1)
     engine.generate(prompts, count=1, seed=1)
@@ -281,7 +281,7 @@ def test_a_server_that_starts_again_while_nobody_waits_any_longer_is_not_waited_
 
 
 def test_a_server_is_one_and_the_same_on_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else none would be left out of a round after it has failed."""
+    """Otherwise a server that has failed would not be left out of the next round."""
     monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
     monkeypatch.setattr(ranks, "rank", lambda: 1)
     settings = own_servers.Settings("float32", 8, None, 1.0)

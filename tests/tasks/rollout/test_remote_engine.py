@@ -475,7 +475,9 @@ def test_a_server_without_its_switches_is_refused_with_how_to_start_it(
 def test_a_busy_or_dead_engine_is_no_server_of_another_kind(
     fault: str, pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its program answers ``/health`` still; the other server samples, and it takes part again when it answers."""
+    """The program still answers ``/health``. The other server samples, and the busy one takes part again when it
+    answers.
+    """
     monkeypatch.setattr(vllm_server, "ANSWER_SECONDS", 3.0)
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
@@ -510,7 +512,7 @@ def test_the_ranks_share_the_responses_that_a_server_draws_at_once(
     servers: list[FakeServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the time of a request would count the queue before it, and servers that are well would be ended."""
+    """Otherwise the time of a request would include the queue before it, and healthy servers would be ended."""
     policy, codec, _ = parts(pipeline)
     monkeypatch.setattr(ranks, "world_size", lambda: num_ranks)
     monkeypatch.setattr(ranks, "agreed", lambda value: value)

@@ -114,7 +114,7 @@ def test_what_is_no_number_is_refused_too(measured: float) -> None:
 
 
 def test_the_sampler_computes_in_the_precision_of_training(pipeline: Any) -> None:
-    """Its logits, in the type that its output head gives; float32 where nothing is said."""
+    """The sampler's logits have the type of its output head, which is float32 by default."""
     job = job_at(pipeline, "policy")
     codec, policy = codec_of(job, "init"), load(job.inputs["init"])
     prompts = read_prompts(job.inputs["prompts"], "train", codec)

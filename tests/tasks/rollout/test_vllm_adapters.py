@@ -109,7 +109,9 @@ def test_adapters_of_some_layers_and_stop_strings_and_greedy_responses(pipeline:
 def test_adapters_that_do_not_arrive_or_are_scaled_otherwise_are_found(
     by: float, fault: dict[str, Any], message: str, pipeline: Any, faults: Faults
 ) -> None:
-    """Also far below the bound that rounding needs, and in an attempt that goes on with the adapters of a checkpoint."""
+    """They are found also far below the bound that rounding needs, and in an attempt that goes on with a checkpoint's
+    adapters.
+    """
     policy, codec, prompts = adapted_parts(pipeline)
     moved_adapters(policy, by)
     for name, value in fault.items():

@@ -358,7 +358,7 @@ def test_a_rollout_records_which_weights_sampled_it(pipeline: Any, faults: Fault
 
 
 def test_an_engine_that_shares_a_gpu_sleeps_while_others_compute(pipeline: Any, faults: Faults) -> None:
-    """It wakes for an update and for responses; a fake one that is asleep refuses both."""
+    """The engine wakes for an update and for responses; the fake one refuses both while it is asleep."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec)
     first = engine.generate(prompts, count=2, seed=1)

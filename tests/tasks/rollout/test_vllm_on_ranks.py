@@ -136,7 +136,7 @@ def broken(folder: Path) -> dict[str, Any]:
 
 
 def test_one_that_breaks_ends_its_rank(folder: Path) -> None:
-    """It does not start again without the others, which would wait for it."""
+    """A vLLM does not start again without the others, which would wait for it."""
     first, second = on_ranks(broken, folder)
     assert not first
     for name, reason in (

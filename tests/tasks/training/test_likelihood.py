@@ -30,7 +30,7 @@ def gradient(
 
 
 def test_the_loss_is_the_mean_over_all_tokens_of_the_minibatch(pipeline: Any) -> None:
-    """From full logits, one sequence at a time, in float64."""
+    """The loss equals one from full logits, one sequence at a time, in float64."""
     found, _ = gradient(pipeline)
     policy = load_policy(pipeline.folder("sft")).double()
     total, num_tokens = 0.0, 0

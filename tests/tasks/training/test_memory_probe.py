@@ -124,7 +124,7 @@ class Bytes:
 def test_memory_is_shared_out_by_hand(
     beside: bool, trains: bool, tokens: int, sampled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100,000 bytes a tenth is left, and 20,000 are what AdamW makes of 2,500 weights.
+    """A tenth of 100,000 bytes is left free, and 20,000 are what AdamW needs for 2,500 weights.
 
     One after the other: (70,000 − 2,000) / 10 = 6,800 positions are 6,656, (70,000 − 1,000) / 7 = 9,857 are 9,216. Beside each
     other, there is a copy of the weights, 10,000 bytes; where it samples, the gradients of what trains besides; and each has
@@ -190,7 +190,7 @@ def test_a_policy_that_only_samples_reads_the_longest_prompt_of_all_splits(tmp_p
 
 
 def test_limits_of_several_policies_are_remembered_beside_each_other(tmp_path: Path) -> None:
-    """Those of the first are found before, and are there alone in what other stages write."""
+    """The limits of the first policy are found first, and are the only ones in what other stages write."""
     limits = [FoundLimits(tokens=number, sampled_tokens=10 * number) for number in (1, 2, 3)]
     write_found(tmp_path, limits[0], device="d")
     assert json.loads((tmp_path / "found_limits.json").read_bytes()) == {
@@ -225,7 +225,7 @@ def test_sampling_keeps_the_other_bounds() -> None:
 
 
 def test_measuring_moves_nothing() -> None:
-    """Neither counts of passes, nor random numbers, weights or gradients."""
+    """Measuring changes neither counts of passes, nor random numbers, weights or gradients."""
     weights = torch.nn.Parameter(torch.ones(4))
 
     def compute(batch: Sequences) -> Tensor:
@@ -265,9 +265,10 @@ class Held(torch.autograd.Function):
 @pytest.mark.parametrize("learns", [True, False])
 @pytest.mark.parametrize("shares_prompt", [True, False])
 def test_what_a_pass_takes_is_what_it_holds(shares_prompt: bool, learns: bool) -> None:
-    """By hand: weights of 4,000 bytes have gradients as large, if they learn; a position of a pass keeps 4,000 bytes until the
-    pass backward. Where a prompt of 6 tokens is shared by responses of 2, each response has a copy of its keys besides,
-    here of 12,000 bytes, so that 2 positions more take 20,000 bytes."""
+    """By hand, weights of 4,000 bytes have gradients as large, if they learn, and a position of a pass keeps 4,000
+    bytes until the backward pass. Where a prompt of 6 tokens is shared by responses of 2, each response also has a copy
+    of its keys, here of 12,000 bytes, so that 2 positions more take 20,000 bytes.
+    """
     weights = torch.nn.Parameter(torch.ones(1000), requires_grad=learns)
 
     def compute(batch: Sequences) -> Tensor:
@@ -301,7 +302,7 @@ def test_a_position_of_a_cache_has_a_key_and_a_value_in_each_layer(tiny: PolicyM
 
 @pytest.mark.parametrize("row", [Row(prompt=30, response=90), Row(prompt=200, response=10)])
 def test_what_sampling_takes_is_foreseen(row: Row, tiny: PolicyModel) -> None:
-    """From two short measurements, against the peak of 24 of the longest responses to as many prompts of the longest length."""
+    """Two short measurements predict the peak of 24 of the longest responses to as many prompts of the longest length."""
     count = 24
     with LiveMemory(PLENTY) as live:
         cost = sampling_cost(tiny, row, precision="float32", pad_token_id=0, meter=live)

@@ -23,7 +23,7 @@ def test_what_was_never_counted_is_left_out() -> None:
 
 
 def test_losses_add_up_as_python_adds_them() -> None:
-    """In float64, each float32 exactly: a sum in float32 would differ."""
+    """Each float32 is added exactly in float64; a sum in float32 would differ."""
     losses = [torch.tensor(value) for value in (0.1, 1e8, 0.3, -1e8)]
     sums = LossSums("entropy")
     for loss in losses:

@@ -71,7 +71,7 @@ def test_a_row_longer_than_the_budget_is_a_pass_by_itself() -> None:
 
 
 def test_progress_tells_of_rows_and_positions_before_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of the largest again after the last: memory may run out in the optimiser's step."""
+    """The largest pass is reported again after the last, since memory may run out in the optimiser's step."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(progress, "computing", lambda rows, tokens: told.append((rows, tokens)))
     monkeypatch.setitem(OVERHEAD, "cpu", 3)
@@ -142,7 +142,7 @@ def test_what_is_found_goes_into_its_rows() -> None:
 
 
 def test_a_pass_that_keeps_step_changes_nothing_of_what_was_found() -> None:
-    """Its row is another pass's too: what is there stays."""
+    """The row of such a pass is in another pass too, whose result stays."""
     into = torch.ones(2, 1)
     Pass([0], weight=0.0).put(torch.zeros(1, 1), into=into)
     assert into.tolist() == [[1], [1]]

@@ -50,13 +50,13 @@ def test_the_checkpoints_before_states_had_classes_can_be_resumed() -> None:
 
 
 def test_only_a_stage_whose_entropy_coefficient_adapts_keeps_it() -> None:
-    """So that the training state that another stage leaves has the bits that it had."""
+    """So the training state of any other stage keeps its bits."""
     added = asdict(AdaptingPolicyState()).keys() - asdict(PolicyState()).keys()
     assert added == {"entropy_coef", "entropy_is_low"}
 
 
 def test_a_watch_of_an_earlier_version_can_be_resumed() -> None:
-    """Its state did not hold the first policy's responses."""
+    """The state of that version did not contain the first policy's responses."""
     saved = {
         **asdict(BestSoFar(best=0.5)),
         "watched": {"judged": [0.5, 1.0], "rewards": [0.1, 0.2], "falls": 1, "worse": 2},

@@ -122,7 +122,9 @@ def test_groups_are_the_responses_that_stand_in_a_row(group: int, means: list[fl
 
 
 def test_whitening_is_over_the_rollout_and_normalising_over_the_minibatch() -> None:
-    """Of a alone, whitened over both: 0.5 → 0.6/√0.24. Normalised by itself it is equal everywhere, so 0."""
+    """Response a alone, whitened over both responses, goes from 0.5 to 0.6/√0.24. Normalised by itself it is equal
+    everywhere, so 0.
+    """
     rows = torch.tensor([0])
     alone = {}
     for switch in ("whiten_advantages", "normalise_advantages"):

@@ -238,7 +238,7 @@ def test_a_response_that_was_filtered_out_pulls_the_policy_nowhere(rolled: Rolle
 
 @pytest.mark.parametrize("covariance", ["clip", "kl"])
 def test_weights_of_another_sampler_select_no_other_tokens(rolled: Rolled, covariance: str) -> None:
-    """They weigh the loss; the covariance is that of the advantages themselves."""
+    """These weights act on the loss; the covariance is that of the advantages themselves."""
     switches = {**GROUP, **SELECTED, "covariance": covariance, "rollout_correction": "tis"}
     work = rolled.work(switches)
     networks = rolled.networks(work)
@@ -282,7 +282,7 @@ def test_where_all_were_filtered_out_the_policy_stays(rolled: Rolled, aggregatio
 
 
 def test_demonstrations_add_their_weighted_nll_per_token(rolled: Rolled) -> None:
-    """Against the model's own logits and torch's cross-entropy, row by row: 4 + 1 + 2 tokens."""
+    """The NLL equals the one of the model's own logits and torch's cross-entropy, row by row: 4 + 1 + 2 tokens."""
     switches = SWITCHES["ptx"]
     with_ptx, metrics = rolled.update(switches, microbatch_size=2)
     without, _ = rolled.update(switches, with_ptx=False)
@@ -303,7 +303,7 @@ def test_demonstrations_add_their_weighted_nll_per_token(rolled: Rolled) -> None
 def test_right_responses_are_imitated_per_token_of_those_that_the_filter_leaves(
     rolled: Rolled, microbatch_size: int | None
 ) -> None:
-    """Against torch's cross-entropy: rows 0, 2, 3, 5 ended, and of these all but the lowest score are right."""
+    """The loss equals torch's cross-entropy: rows 0, 2, 3, 5 ended, and of these all but the lowest score are right."""
     ended, scores = [0, 2, 3, 5], rolled.rollout.scores.total.tolist()
     threshold = min(scores[row] for row in ended)
     right = [row for row in ended if scores[row] > threshold]
@@ -393,7 +393,7 @@ def test_the_guard_measures_the_surrogate_that_is_trained(rolled: Rolled) -> Non
 
 
 def test_the_policy_loss_is_the_surrogate_and_what_stands_beside_it(rolled: Rolled) -> None:
-    """Nothing beside it but −0.1 · entropy, by the same mean."""
+    """Only −0.1 · entropy is added to the surrogate, by the same mean."""
     _, metrics = rolled.update({"preset": "ppo", "entropy_coef": 0.1})
     expected = metrics["surrogate_loss"] - 0.1 * metrics["entropy"]
     assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)

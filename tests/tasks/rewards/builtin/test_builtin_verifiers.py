@@ -352,7 +352,7 @@ def test_a_setting_that_cannot_be_used_is_refused(source: str, fields: dict[str,
 
 
 def test_a_response_over_which_a_task_raises_is_wrong() -> None:
-    """Its scoring looks up what the response, read as JSON, does not have."""
+    """The task's scoring reads a field that the response, as JSON, does not have."""
     entry = reasoning_gym.create_dataset("game_of_life", size=1, seed=3)[0]
     written = json.dumps(entry)
     with pytest.raises(KeyError):
@@ -467,7 +467,7 @@ def test_words_stand_between_white_space() -> None:
 
 
 def test_the_expected_outputs_are_never_where_the_program_is() -> None:
-    """It prints the right answer only if it finds it among all objects and frames of its process."""
+    """The program prints the right answer only if it finds it among all objects and frames of its process."""
     program = """
 import gc, sys
 frame, seen = sys._getframe(), []
@@ -483,7 +483,7 @@ print(found[0] if found else 'nothing')
 
 
 def test_a_program_never_runs_without_the_isolation_that_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the machine was found to be: the process that runs programs does not go on without."""
+    """Whatever the check of the machine found, the process that runs programs refuses to run them without isolation."""
     asked = []
 
     def run(*_: Any, isolated: bool) -> list[Any]:

@@ -90,7 +90,7 @@ PLAIN: list[tuple[str, re.Pattern[str], str, int | None]] = [
 def test_a_fast_expression_finds_what_the_plain_one_finds(
     plain: str, fast: re.Pattern[str], alphabet: str, matches: int | None
 ) -> None:
-    """Its groups, and where its matches end: all of them, or the first where only that is read."""
+    """Groups and ends of all matches are equal, or of the first one where only that is read."""
     slow, chance, found = re.compile(plain, fast.flags), random.Random(33), 0
     for _ in range(8_000):
         text = "".join(chance.choice(alphabet) for _ in range(chance.randrange(14)))
@@ -126,7 +126,7 @@ ITEMS = (
 
 
 def test_what_is_unique_is_what_the_library_finds_unique() -> None:
-    """It compares each with each where it cannot sort; an object among the items has it do so."""
+    """The library compares each item with each where it cannot sort them; an object among the items makes it do so."""
     library, chance = Draft202012Validator({"uniqueItems": True}), random.Random(33)
     for _ in range(1000):
         items = [{"k": "k"}, *(chance.choice(ITEMS) for _ in range(chance.randrange(5)))]
