@@ -106,9 +106,7 @@ def pair(number: int, chosen: str, rejected: str) -> dict[str, Any]:
 
 def test_each_row_that_no_stage_can_use_is_counted_with_its_reason(tmp_path: Path, model: Path) -> None:
     """Among the conversations one is refused, one was rendered before and one has a call that the template leaves out;
-    among the pairs one differs
-
-    only behind the limit of 16 tokens, and one prompt is longer than 64.
+    among the pairs one differs only behind the limit of 16 tokens, and one prompt is longer than 64.
     """
     call = json.dumps({"tool_calls": [{"function": {"name": "add", "arguments": {}}}]})
     talks = [talk(0), talk(1, twice=True), talk(2, response="Two.<|im_end|>"), talk(3, extra=call), talk(4)]
