@@ -280,5 +280,5 @@ def check_clip_ranges(
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(
             f"dual_clip={dual_clip} is not above 1, where it would bind on every token of negative advantage; "
-            "the paper uses 3, and None is none"
+            "the paper uses 3, and None turns it off"
         )

@@ -147,7 +147,7 @@ def model_shape(config: ModelConfig) -> ModelShape:
     experts = next((name for name in _EXPERTS if fields.get(name)), None)
     if experts is not None:
         raise ValueError(
-            f"model: {experts}={fields[experts]} is a mixture of experts, whose tokens meet a part of the weights; "
+            f"model: {experts}={fields[experts]} is a mixture of experts, whose tokens use only a part of the weights; "
             "the formulas hold for dense models only"
         )
     kind = str(fields.get("model_type", "llama"))

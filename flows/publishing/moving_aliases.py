@@ -308,7 +308,7 @@ def _earlier(
     if not stack or stack[-1].digest != present.digest:
         raise RunError(
             f"{name}@{alias} points to version {present.version}, and no run of this workspace has recorded that it was "
-            f"moved there: by what, has to be found out; {remedy}"
+            f"moved there; find out what moved it; {remedy}"
         )
     for each in reversed(stack[:-1]):
         found = find_by_digest(address, name, each.digest)

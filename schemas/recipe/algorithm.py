@@ -329,7 +329,7 @@ class Algorithm(Losses, Returns):
         ):
             if asked:
                 raise ValueError(
-                    f"{name}={str(getattr(self, name)).lower()} puts a critic's value in the place of what follows, and "
+                    f"{name}={str(getattr(self, name)).lower()} bootstraps from a critic's value, and "
                     f"advantage={self.advantage} has no critic; use advantage: gae, or {name}: {off}"
                 )
         for name, asked, off in (

@@ -354,7 +354,7 @@ class Data(Frozen):
         for column, spec in self.columns.items():
             if column in _NOT_TEXT and "{" in spec:
                 raise ValueError(
-                    f"columns.{column}={spec!r} is a template, which makes a text, and {column} is none; "
+                    f"columns.{column}={spec!r} is a template, which makes a text, and {column} is not a text; "
                     "name a column of the file"
                 )
 

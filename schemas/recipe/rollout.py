@@ -67,7 +67,7 @@ class Sampling(Frozen):
         ]
         if self.servers is not None and (self.engine != "vllm" or self.url is not None):
             raise ValueError(
-                f"servers={self.servers} are of vllm, and started for this stage; add engine: vllm, and leave url out"
+                f"servers={self.servers} run vllm and are started for this stage; add engine: vllm, and leave url out"
             )
         if self.servers is None and self.tensor_parallel > 1:
             raise ValueError(
@@ -82,7 +82,7 @@ class Sampling(Frozen):
             raise ValueError(f"{given[0]} is read only with url or servers; add one, or leave {given[0]} out")
         if self.checksums is not None and self.engine != "vllm":
             raise ValueError(
-                f"checksums are of vllm's weights, and engine={self.engine} samples from the policy itself; leave checksums out"
+                f"checksums compare vllm's weights, and engine={self.engine} samples from the policy itself; leave checksums out"
             )
         if self.url is not None and len(set(self.url)) < len(self.url):
             raise ValueError("url names a server twice; name each once")

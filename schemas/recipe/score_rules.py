@@ -41,5 +41,5 @@ class ScoreRule(Frozen):
     def _an_offset_is_not_whitened_away(self) -> None:
         if self.whiten and self.offset:
             raise ValueError(
-                f"offset={self.offset:g} is without effect on a score whose mean is subtracted; leave it out, or whiten: false"
+                f"offset={self.offset:g} has no effect on a score whose mean is subtracted; leave it out, or whiten: false"
             )

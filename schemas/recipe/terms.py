@@ -131,7 +131,7 @@ class NamedScoresTerm(RewardTerm):
     def _named_scores_have_rules_of_their_own(self) -> None:
         if self.scores and (self.clip is not None or self.offset or self.whiten):
             raise ValueError(
-                "clip, offset and whiten are of one score, and this term has several; give them to a name under scores"
+                "clip, offset and whiten apply to one score, and this term has several; give them to a name under scores"
             )
 
     @property
@@ -202,7 +202,7 @@ class AnsweredTerm(NamedScoresTerm):
         names = self.answering.score_names
         if names and (self.clip is not None or self.offset or self.whiten):
             raise ValueError(
-                f"clip, offset and whiten are of one score, and this term has {', '.join(names)}; give them to a name under scores"
+                f"clip, offset and whiten apply to one score, and this term has {', '.join(names)}; give them to a name under scores"
             )
         if not self.scores:
             return
@@ -291,7 +291,7 @@ class LengthPenalty(RewardTerm):
     def _fields_fit_the_penalty(self) -> None:
         if (self.buffer is None) == (self.length == "overlong"):
             remedy = "give one, DAPO's is 0.2" if self.buffer is None else "leave it out"
-            raise ValueError(f"buffer is of length: overlong, and this is length: {self.length}; {remedy}")
+            raise ValueError(f"buffer belongs to length: overlong, and this is length: {self.length}; {remedy}")
         if self.limit is not None and self.length == "relative":
             raise ValueError(
                 f"limit={self.limit} is not read by length: relative, which compares responses to one prompt; leave it out"

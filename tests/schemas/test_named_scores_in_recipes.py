@@ -57,7 +57,7 @@ def test_terms_without_them_are_written_as_ever() -> None:
     [
         (
             "{verifier: mine, offset: 1.0, scores: {a: {}}}",
-            "rewards.main.terms.1: clip, offset and whiten are of one score, and this term has several; give them to a name under "
+            "rewards.main.terms.1: clip, offset and whiten apply to one score, and this term has several; give them to a name under "
             "scores",
         ),
         (
@@ -155,11 +155,11 @@ def test_a_reward_with_more_than_scores_cannot_be_normalised_score_by_score(
     [
         (
             "{length: linear, buffer: 0.2}",
-            "buffer is of length: overlong, and this is length: linear; leave it out",
+            "buffer belongs to length: overlong, and this is length: linear; leave it out",
         ),
         (
             "{length: overlong}",
-            "buffer is of length: overlong, and this is length: overlong; give one, DAPO's is 0.2",
+            "buffer belongs to length: overlong, and this is length: overlong; give one, DAPO's is 0.2",
         ),
         (
             "{length: relative, limit: 9}",
@@ -255,7 +255,7 @@ def test_whitened_scores_fit_the_stages_that_read_them(
     [
         (
             {"terms": [{"model": "a", "whiten": True, "offset": 1.0}]},
-            "offset=1 is without effect on a score whose mean is",
+            "offset=1 has no effect on a score whose mean is",
         ),
         (
             {"terms": [{"model": "a", "whiten": True}], "missing_eos": {"replace": -1.0}},

@@ -323,10 +323,10 @@ def test_a_side_of_the_clip_may_stay_open() -> None:
          "shared_trunk trains a value head, which advantage=leave_one_out does not read; "
          "use advantage: gae, or shared_trunk: false"),
         ({"preset": "grpo", "gae_horizon": 8},
-         "gae_horizon=8 puts a critic's value in the place of what follows, and advantage=group_normalised has no "
+         "gae_horizon=8 bootstraps from a critic's value, and advantage=group_normalised has no "
          "critic; use advantage: gae, or gae_horizon: null"),
         ({"preset": "dapo", "bootstrap_truncated": True},
-         "bootstrap_truncated=true puts a critic's value in the place of what follows, and advantage=group_normalised "
+         "bootstrap_truncated=true bootstraps from a critic's value, and advantage=group_normalised "
          "has no critic; use advantage: gae, or bootstrap_truncated: false"),
         ({"preset": "rloo", "freeze_critic": "attention"},
          "freeze_critic=attention is about a critic of its own, and advantage=leave_one_out has none; leave "

@@ -85,9 +85,9 @@ HTTP = {"url": "https://scores.example.org/score", "version": "1"}
         ({"http": {**HTTP, "names": ["a", "a"]}}, "names has 'a' twice"),
         (
             {"http": {**HTTP, "names": ["a"]}, "offset": 1.0},
-            "clip, offset and whiten are of one score, and this term has a",
+            "clip, offset and whiten apply to one score, and this term has a",
         ),
-        ({"http": {**HTTP, "names": ["a"]}, "whiten": True}, "clip, offset and whiten are of one score"),
+        ({"http": {**HTTP, "names": ["a"]}, "whiten": True}, "clip, offset and whiten apply to one score"),
         ({"http": HTTP, "scores": {"a": {}}}, "the term has one score without a name; leave scores out"),
         ({"http": {**HTTP, "names": ["a"]}, "scores": {"b": {}}}, "scores names b, and the term has a"),
         ({"http": {**HTTP, "names": ["a", "b"]}, "scores": {"b": {}}}, "scores has no a; add it"),
