@@ -36,7 +36,7 @@ def open_run(named: str = "latest", *, workspace: Place = None) -> "Run":
 
 
 class Run:
-    """A run as it was recorded when it was opened; ``refresh`` reads it anew."""
+    """A run as it was recorded when it was opened; ``refresh`` reads it again."""
 
     def __init__(self, workspace: Workspace, run_id: str) -> None:
         self._workspace = workspace

@@ -43,7 +43,7 @@ class Place:
     parts: Mapping[str, Any]
     """Parts of its stage key."""
     inputs: Mapping[str, Artifact] = field(default_factory=dict)
-    """The artifact and the training state that it goes on from; empty: it begins anew."""
+    """The artifact and the training state that it goes on from; empty: it begins from nothing."""
     shorter: tuple[Shorter, ...] = ()
     """The shorter stages that it goes on from, each from the one before."""
     refused: tuple[str, ...] = ()

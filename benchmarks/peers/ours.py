@@ -71,7 +71,7 @@ def sample_again(material: Material) -> None:
 
 
 def counted(generate: Callable[..., Samples], clock: Clock) -> Callable[..., Samples]:
-    """Return the engine's method, whose tokens the clock is told of."""
+    """Return the engine's method, whose tokens the clock counts."""
 
     def generate_and_count(self: LocalEngine, prompts: Sequence[list[int]], **options: Any) -> Samples:
         samples = generate(self, prompts, **options)

@@ -91,12 +91,12 @@ def generate_again(material: Material, clock: Clock) -> None:
 
 
 def policy(material: Material) -> Any:
-    """Return the policy's weights, anew."""
+    """Return a fresh copy of the policy's weights."""
     return AutoModelForCausalLM.from_pretrained(material.model, dtype=torch.float32)
 
 
 def scalar_model(material: Material) -> Any:
-    """Return the reward model's weights, anew."""
+    """Return a fresh copy of the reward model's weights."""
     return AutoModelForSequenceClassification.from_pretrained(
         material.reward, num_labels=1, dtype=torch.float32
     )

@@ -20,7 +20,7 @@ PAD, BOS, EOS = 0, 1, 2
 STATES, VARIANTS = 128, 2
 """Tokens of the counting model: state s in two variants, s from 0 to 127 (see ``counting_model``)."""
 READY, GO = "ready", "go"
-"""What a side says after its warm-up, and what it is told then."""
+"""The line that a side prints after its warm-up, and the line that it then gets."""
 LEARNING_RATE = 1e-6
 """So small that the model goes on counting; AdamW's work does not depend on it."""
 

@@ -213,7 +213,9 @@ def create_databases(url: str) -> None:
                     connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     except psycopg.Error as error:
         where = url.rpartition("@")[2]
-        raise ServersFailure(f"PostgreSQL at {where} lets us create no databases: {str(error).strip()}") from error
+        raise ServersFailure(
+            f"PostgreSQL at {where} lets us create no databases: {str(error).strip()}"
+        ) from error
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -173,7 +173,7 @@ async def close_open_flow_runs(run: Run, *, server: str) -> None:
 
     async with get_client() as client:
         run.close_flow_runs(await _close(client, run.record, server, storage, executed=True))
-        # In threads: in a bucket it takes seconds, in which this loop must hear of a request to stop.
+        # In threads: in a bucket it takes seconds, in which this loop must notice a request to stop.
         for record in await asyncio.to_thread(_records, run.workspace, is_left):
             closed = await _close(client, record, server, storage)
             await asyncio.to_thread(_set_closed, run.workspace, record.run_id, closed)

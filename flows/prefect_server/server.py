@@ -108,7 +108,7 @@ class PrefectServer:
                 {
                     "PREFECT_API_URL": self._url,
                     "PREFECT_HOME": str(self.home),
-                    # Prefect makes this folder, and must not make anew a workspace that has gone.
+                    # Prefect makes this folder, and must not make a removed workspace again.
                     "PREFECT_LOCAL_STORAGE_PATH": str(cache_root() / "prefect"),
                     "NO_PROXY": _with_loopback(os.environ.get("NO_PROXY")),
                     "no_proxy": _with_loopback(os.environ.get("no_proxy")),

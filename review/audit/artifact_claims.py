@@ -73,7 +73,7 @@ def _parent_problems(ref: Ref) -> Iterator[str]:
         if role == SOURCE and role not in parents:
             continue
         if role not in parents and digest in parents.values():
-            continue  # a role that stands in for another, such as the reference
+            continue  # a role that replaces another, such as the reference
         if parents.get(role) != digest:
             claimed = parents.get(role, "absent")
             yield f"parents.{role} is {claimed[:12]}, the stage key was made with {digest[:12]}"

@@ -45,7 +45,7 @@ _WRITTEN_ANEW = (
 )
 """Files of an exported folder that are not the artifact's own."""
 _LEFT_OUT = frozenset({METRICS_FILE, GENERATION})
-"""Files of an artifact that an export leaves out, or writes anew."""
+"""Files of an artifact that an export leaves out, or writes again."""
 
 
 def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:

@@ -40,7 +40,7 @@ def state_problems(
     yield from _interruption_problems(allowed, found, closed)
     record = evidence.record(run_id)
     if isinstance(record, RunRecord) and record.status == REMOVED:
-        return  # its outbox was begun anew, so its first times are not known
+        return  # its outbox was begun again, so its first times are not known
     if found.started not in (required.started, allowed.started):
         yield f"it started at {found.started}, and was sent as {required.started}"
     is_settled = required.status == allowed.status == found.status != RUNNING and allowed.interrupted is None

@@ -30,7 +30,7 @@ def shorter_in(record: object, stage_key: str | None, digest: str) -> tuple[str,
 
 
 def gone_on_from(record: object, stage_key: str | None) -> Shorter | None:
-    """Return the shorter stage that a run's stage of this key goes on from; None: it began anew, or no stage has the key.
+    """Return the shorter stage that a run's stage of this key goes on from; None: it began from nothing, or no stage has the key.
 
     By keys and not by digests: a longer stage may have kept the very weights that a shorter one kept.
     """

@@ -1,7 +1,7 @@
 """Export a model as a Hugging Face folder that servers load, with a card, its provenance and MLflow's description.
 
 The weights and the tokenizer are the artifact's own files, each compared with the manifest while it is copied. Only
-``generation_config.json`` is written anew, so that a server samples as the recipe does and stops at the same tokens.
+``generation_config.json`` is written again, so that a server samples as the recipe does and stops at the same tokens.
 """
 
 import hashlib

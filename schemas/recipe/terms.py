@@ -291,7 +291,9 @@ class LengthPenalty(RewardTerm):
     def _fields_fit_the_penalty(self) -> None:
         if (self.buffer is None) == (self.length == "overlong"):
             remedy = "give one, DAPO's is 0.2" if self.buffer is None else "leave it out"
-            raise ValueError(f"buffer belongs to length: overlong, and this is length: {self.length}; {remedy}")
+            raise ValueError(
+                f"buffer belongs to length: overlong, and this is length: {self.length}; {remedy}"
+            )
         if self.limit is not None and self.length == "relative":
             raise ValueError(
                 f"limit={self.limit} is not read by length: relative, which compares responses to one prompt; leave it out"

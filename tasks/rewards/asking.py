@@ -1,6 +1,6 @@
 """Ask servers that score responses, or know a teacher's log-probabilities: many requests at once, each bounded in time, repeated until it succeeds, and stored.
 
-The requests are made in a thread of its own, so that the stage's own thread can show progress and hear a request to stop.
+The requests are made in a thread of its own, so that the stage's own thread can show progress and notice a request to stop.
 """
 
 import asyncio

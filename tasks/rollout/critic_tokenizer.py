@@ -10,7 +10,7 @@ from vantage.tasks.rewards.model_scores import TokenizersDiffer
 def refuse_other_tokenizer_of_critic(job: StageJob[Any], critic: str, policy: str) -> None:
     """Raise TokenizersDiffer if the model in the role ``critic`` has another tokenizer or chat template than the one in ``policy``.
 
-    A reward model of another family scores whole responses, whose text it encodes anew. A critic has a value for each token
+    A reward model of another family scores whole responses, whose text it encodes with its own tokenizer. A critic has a value for each token
     of the policy.
     """
     if tokenizer_digest(job.inputs[critic]) == tokenizer_digest(job.inputs[policy]):

@@ -36,7 +36,7 @@ def carry_over(optimizer: Optimizer, module: nn.Module, folder: Path) -> None:
     """Continue the optimiser of the critic in ``folder``, for every parameter that is trained now.
 
     Learning rates, weight decay and betas are the new optimiser's. A critic whose best weights were its first has no
-    state, and begins anew.
+    state, and begins with fresh moments.
 
     Raises:
         NoOptimizerState: the folder has no state.

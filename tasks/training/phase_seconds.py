@@ -38,7 +38,7 @@ class PhaseSeconds:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was measured, and begin anew."""
+        """Forget what was measured, and begin again."""
         self._now, self._since = OTHER, self._clock()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 

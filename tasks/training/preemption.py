@@ -3,7 +3,7 @@
 A preempted stage writes a checkpoint and raises ``Preempted``; its process then ends with the exit code that
 means "resume me". A stage that never asks is killed when its time of grace is over and goes on from the
 checkpoint before. Sampling may take longer than that, and changes nothing that has to be saved: there the request
-is heard at once.
+is noticed at once.
 """
 
 import signal
@@ -47,7 +47,7 @@ def listen() -> None:
 
 
 def request() -> None:
-    """Ask this process to stop, from any of its threads; ``at_once`` does not hear it."""
+    """Ask this process to stop, from any of its threads; ``at_once`` does not notice it."""
     global _signals_received
     _signals_received += 1
 
@@ -75,7 +75,7 @@ def within_time(seconds: float | None, limit: str) -> Iterator[None]:
         global _limit
         _limit = limit
         request()
-        if signal.getsignal(signal.SIGTERM) is _remember:  # so that sampling hears it at once
+        if signal.getsignal(signal.SIGTERM) is _remember:  # so that sampling notices it at once
             signal.pthread_kill(main, signal.SIGTERM)
 
     main = threading.main_thread().ident or 0

@@ -150,7 +150,7 @@ def test_threads_are_the_stages_cpus_or_fewer(recipe_file: Path, monkeypatch: py
 def test_what_is_sampled_ahead_has_half_of_the_threads(
     stage: str, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads compute at the same time, each with as many as torch is told."""
+    """Two threads compute at the same time, each with as many as torch is set to."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ahead = load_resolved(recipe_file, [f"stages.{stage}.rollout.ahead=1"])[0].stages[stage]
     assert [threads_of(Share(cpus=cpus), ahead) for cpus in (1, 2, 3, 6)] == [1, 1, 1, 3]

@@ -13,7 +13,7 @@ from vantage.schemas.records.usage import Usage
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """Seconds that pass when the test lets them."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -95,6 +95,8 @@ def test_an_address_that_cannot_be_used_is_refused(
 
 
 def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:
-    with pytest.raises(ServersFailure, match=r"PostgreSQL at 127.0.0.1:\d+ lets us create no databases") as refusal:
+    with pytest.raises(
+        ServersFailure, match=r"PostgreSQL at 127.0.0.1:\d+ lets us create no databases"
+    ) as refusal:
         create_databases(f"postgresql://ada:canary@127.0.0.1:{free_port()}")
     assert "canary" not in str(refusal.value)

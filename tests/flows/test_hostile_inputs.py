@@ -112,7 +112,7 @@ def test_in_a_process_of_its_own(tmp_path: Path, arguments: list[str], said: str
 
 
 def test_doctor_looks_past_a_workspace_of_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders of runs whose files are not runs are told as warnings; the machine is not broken by them."""
+    """Folders of runs whose files are not runs are reported as warnings; the machine is not broken by them."""
     monkeypatch.chdir(tmp_path)
     for number, content in enumerate((b"", b"[" * 200_000, b"\xff\x00", b'{"a": 1e999}', b"9" * 5000, b"{}")):
         run = tmp_path / "workspace" / "runs" / f"000{number}-x-abcdef"

@@ -33,7 +33,7 @@ from tests.support.orchestrated import attempt_all, orchestrated
 from vantage.runs.workspace import Workspace
 from vantage.ledger.run_ledger import Ledger
 
-Ledger.warm_up = lambda ledger: None  # what it is told waits in the outbox; sending has tests of its own
+Ledger.warm_up = lambda ledger: None  # what it records waits in the outbox; sending has tests of its own
 
 with orchestrated(Workspace(Path(sys.argv[1])), Path(sys.argv[2])) as orchestrator:
     print("begun", flush=True)

@@ -345,7 +345,7 @@ class GenerateEngine:
         greedy: bool = False,
         listener: Listener | None = None,
     ) -> Samples:
-        """See ``RolloutEngine``; the listener is told of nothing before the end."""
+        """See ``RolloutEngine``; the listener gets nothing before the end."""
         repeated = [prompt for prompt in prompts for _ in range(count)]
         mine = ranks.own(len(repeated))
         rows = [self._one(repeated[place], seed=seed * 1_000_003 + place, greedy=greedy) for place in range(len(repeated))[mine]]

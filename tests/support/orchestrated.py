@@ -25,7 +25,7 @@ from vantage.tasks.training.progress import StageProgress
 
 
 class Witness:
-    """Remembers what it was told."""
+    """Remembers what was reported to it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

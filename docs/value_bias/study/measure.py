@@ -166,7 +166,7 @@ def known(
     """Yield what a critic knows of the return at the tokens ``here`` (B,T).
 
     ``slope`` is that of its values on the returns: by how much V differs between two responses whose scores differ
-    by 1. An ideal critic's slope is its explained variance; a critic that does not hear of the reward has 0.
+    by 1. An ideal critic's slope is its explained variance; a critic that does not learn from the reward has 0.
     """
     value, outcome = predicted[here].double(), returns[here].double()
     deviation = outcome - outcome.mean()

@@ -14,7 +14,7 @@ from vantage.tasks.training.progress import Progress
 
 
 class Process:
-    """A process with a clock of its own, which uses ``load`` CPUs and reports when it is told to."""
+    """A process with a clock of its own, which uses ``load`` CPUs and reports when the test asks it to."""
 
     def __init__(self, folder: Path, *, load: float, num_ranks: int = 0) -> None:
         self.now, self.cpu, self.load = 1000.0, 0.0, load

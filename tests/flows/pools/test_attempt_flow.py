@@ -1,4 +1,4 @@
-"""An attempt leaves on its worker's disk what a resume needs, sends its log and journal, and hears what a person asks."""
+"""An attempt leaves on its worker's disk what a resume needs, sends its log and journal, and follows what a person asks."""
 
 import threading
 import time

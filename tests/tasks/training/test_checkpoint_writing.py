@@ -261,7 +261,7 @@ def test_a_request_to_stop_waits_for_the_write_in_flight_and_saves_the_step(
         def ask(step: int) -> None:
             if step == 2:
                 preemption.request()
-                threading.Timer(0.2, asked.set).start()  # the write is in flight when the request is heard
+                threading.Timer(0.2, asked.set).start()  # the write is in flight when the request is noticed
 
         slowed(patched, lambda number: None if number else [None, asked.wait(SECONDS)][0])
         steps_seen(patched, ask)
