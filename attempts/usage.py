@@ -55,7 +55,7 @@ class UsageMeter:
             self._next = self._clock() + self._every
 
     def finish(self) -> Usage:
-        """Return all readings, with one of the present."""
+        """Return all readings, with a last one from now."""
         self._read()
         names = sorted({name for each in self._readings for name in each})
         return Usage(

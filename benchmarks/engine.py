@@ -67,7 +67,7 @@ class Task:
     """Most rows that are sampled side by side."""
 
     def generation(self) -> GenerationConfig:
-        """Return the same settings for transformers."""
+        """Return the settings of sampling as transformers takes them."""
         return GenerationConfig(
             do_sample=True,
             temperature=1.0,
@@ -114,7 +114,7 @@ def loop(task: Task) -> Iterator[Draw]:
 
 @contextlib.contextmanager
 def loop_without_graphs(task: Task) -> Iterator[Draw]:
-    """Yield the same sampler without CUDA graphs."""
+    """Yield the loop's sampler, without CUDA graphs."""
     os.environ[SWITCH] = "0"
     try:
         with loop(task) as draw:

@@ -51,7 +51,9 @@ SMALLER = (
 
 
 def measured_stage(job: StageJob) -> StageResult:
-    """Return one attempt at a stage as ``vantage.tasks.stages.run_stage`` makes it; appends what it took."""
+    """Run one attempt at a stage as ``vantage.tasks.stages.run_stage`` does, and append its seconds and bytes to a
+    file.
+    """
     from vantage.tasks.stages import run_stage
 
     use_libraries()

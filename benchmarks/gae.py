@@ -20,7 +20,7 @@ GAMMA, LAMBDA = 0.97, 0.95
 
 
 def numpy_gae(rewards: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Return the same in numpy, (B,T)."""
+    """Return generalised advantage estimates computed by numpy, (B,T)."""
     of_time = [np.ascontiguousarray(each.numpy().T) for each in (rewards, values, mask)]
     rewards_t, values_t, valid = of_time
     found = np.zeros_like(rewards_t)

@@ -120,7 +120,7 @@ def measure(size: Size, repeats: int) -> Measured:
 
 
 def measure_apart(size: Size, repeats: int) -> Measured:
-    """Return the same in a process of its own."""
+    """Return what one size takes, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.growth", "--repeats", str(repeats)]
     done = subprocess.run(
         [*command, "--one", json.dumps(asdict(size))],

@@ -63,7 +63,7 @@ def full_log_p(model: LlamaForCausalLM, sequences: Sequences) -> Tensor:
 
 
 def chunked(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
-    """Return the same sum of log-probability, entropy and KL through `response_logprobs`."""
+    """Return the sum of log-probability, entropy and KL through `response_logprobs`."""
     result = response_logprobs(
         case.model,
         case.sequences,
@@ -75,7 +75,7 @@ def chunked(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
 
 
 def apart(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
-    """Return the same in chunks too, but each quantity from logits of its own: one pass of the trunks and two of the head."""
+    """Return the sum in chunks, each quantity from logits of its own: one pass of the trunks and two of the head."""
     assert with_entropy and with_kl
     sequences = case.sequences
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)

@@ -25,7 +25,7 @@ TIMES = "stage_seconds.jsonl"
 
 
 def timed_stage(job: StageJob) -> StageResult:
-    """Return one attempt at a stage as ``vantage.tasks.stages.run_stage`` makes it; appends what it took."""
+    """Run one attempt at a stage as ``vantage.tasks.stages.run_stage`` does, and append its seconds to a file."""
     from vantage.tasks.stages import run_stage
 
     start, cpu_start = time.perf_counter(), time.process_time()

@@ -66,7 +66,7 @@ def table(reports: dict[int, dict[str, Any]]) -> str:
 
 
 def numbers(report: dict[str, Any]) -> list[float]:
-    """Return one row, in the order of the header."""
+    """Return the numbers of one run, in the order of the header."""
     metrics = {name: stage["metrics"] for name, stage in report["stages"].items()}
     evaluation, value = metrics["evaluation"], metrics["value"]
     return [

@@ -30,7 +30,7 @@ class Sample:
     commits_per_second: float
     database_mib: float
     load_average: float
-    """Of the whole machine, over the last minute: other work may run on it."""
+    """Load of the whole machine, over the last minute: other work may run on it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def counts(connection: psycopg.Connection[Any], column: str, table: str) -> dict
 
 
 def read_pipelines(prefect: str, opened_at: float) -> list[Pipeline]:
-    """Return all flow runs, in the order of their numbers."""
+    """Read all flow runs, in the order of their numbers."""
     with psycopg.connect(prefect) as connection:
         rows: list[tuple[str, str, datetime, datetime]] = connection.execute(
             "SELECT parameters->'overrides'->>0, state_name, start_time, end_time FROM flow_run"

@@ -26,11 +26,11 @@ class Detached:
     """A run that goes on without this process, or that was refused."""
 
     run_id: str | None
-    """None: it ended before there was a run."""
+    """Id of the run; None: the process ended before there was a run."""
     pid: int
     log: Path
     exit_code: int | None
-    """None: it is under way."""
+    """Exit code of the process; None: it is under way."""
 
 
 def start_detached(arguments: Sequence[str], workspace: Workspace) -> Detached:

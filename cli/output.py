@@ -166,7 +166,9 @@ def _shown_path(path: str) -> str:
 
 
 def server_fault(error: Exception) -> str | None:
-    """Return that the Prefect server does not answer, fails or refuses the login, with the remedy; None: another error."""
+    """Return the message that the Prefect server does not answer, fails or refuses the login, with the remedy; None:
+    another error.
+    """
     url = os.environ.get("PREFECT_API_URL")
     where = "the Prefect server" if url is None else f"PREFECT_API_URL={without_secrets(url)}"
     if _is_of_httpx(error, "TransportError"):

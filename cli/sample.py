@@ -364,7 +364,7 @@ def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
 
 
 def _not_empty(asked: "Iterator[tuple[Turn, ...]]") -> "Iterator[tuple[Turn, ...]]":
-    """Return the same conversations; ValueError if there is none, or the first cannot be read."""
+    """Return the conversations unchanged; ValueError if there is none, or the first cannot be read."""
     first = next(asked, None)
     if first is None:
         raise ValueError(

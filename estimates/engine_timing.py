@@ -61,7 +61,7 @@ def on_ranks(workload: Workload, *, world: int, is_sharded: bool) -> Workload:
 
 
 def sampled(each: Sampling, workload: Workload, engine: Engine, device: Device) -> Sampled:
-    """Return one sampling of ``each.count`` responses, shared out over the engines.
+    """Return what one sampling of ``each.count`` responses takes, shared out over the engines.
 
     With n rows for each engine, of s + r/2 tokens on average (prompt s, response r), and room for m of them, an engine makes
     max(longest response, n·r/m) passes, so that n·r / passes rows are open on average.

@@ -267,7 +267,7 @@ async def when_ready(
 
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False)
 async def stage(request: AttemptRequest) -> State[None]:
-    """Return one attempt at a step of a run that is open in this process; a thread waits for the computation."""
+    """Run one attempt at a step of a run that is open in this process; a thread waits for the computation."""
     orchestrator = orchestrator_of(request.run_id)
     assert orchestrator is not None, "the flow opened it"
     orchestrator.task_runs.begins()

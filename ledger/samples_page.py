@@ -32,7 +32,7 @@ def samples_page(
 
 
 def pair(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return one prompt with the responses of candidate (``ours``) and baseline (``theirs``)."""
+    """Return a section with one prompt and the responses of candidate (``ours``) and baseline (``theirs``)."""
     difference = ours["judgement"] - theirs["judgement"]
     marks = dict.fromkeys(ROLES, "")
     if difference:

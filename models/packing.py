@@ -36,7 +36,7 @@ def first_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[
 
 
 def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
-    """Return the same sequences, to be computed side by side in the rows of ``rows``: for each row, its sequences in order.
+    """Return the sequences, to be computed side by side in the rows of ``rows``: for each row, its sequences in order.
 
     Positions restart at every sequence, and at every token of the padding after the last one. From restarting positions,
     without a mask, the models of transformers make masks in which each token attends to its own sequence up to itself, in

@@ -63,7 +63,7 @@ class Parts:
 
 
 def in_parts(sequences: Sequences, cuts: Cuts) -> Sequences:
-    """Return the same sequences, to be computed in the parts of ``cuts``."""
+    """Return the sequences, to be computed in the parts of ``cuts``."""
     device, lengths, known = sequences.input_ids.device, sequences.prompt_lengths, sequences.known
     starts_of_prompts, starts = torch.zeros_like(lengths), torch.zeros_like(lengths)
     number_of, begin = torch.zeros_like(lengths), 0

@@ -81,7 +81,7 @@ class PolicyModel(nn.Module):
         reference: "PolicyModel | None" = None,
         with_values: bool = False,
     ) -> LogProbs:
-        """Return one forward pass, as ``LogProbs``."""
+        """Return the log-probabilities of one forward pass, as ``LogProbs``."""
         found: dict[str, Tensor] = self(
             sequences,
             temperature=temperature,

@@ -143,7 +143,7 @@ class BucketRecords:
         return obstore.head(self._remote, path)["last_modified"]
 
     def remove_files(self, run_id: str) -> None:
-        """Remove them here and in the bucket."""
+        """Remove the logs and the ledger's outbox of a run, here and in the bucket."""
         for name in REMOVABLE:
             shutil.rmtree(self._workspace.folder(run_id) / name, ignore_errors=True)
             ScratchCopy(self._remote, f"{run_id}/files/{name}", self._workspace.folder(run_id)).remove()

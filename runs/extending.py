@@ -51,7 +51,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        """Return its stage key."""
+        """Return the stage key of the computation."""
         return stage_key(self.parts)
 
     @property

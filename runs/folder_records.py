@@ -135,7 +135,7 @@ class FolderRecords:
         return {run_id: now - path.stat().st_mtime for run_id, path in records if path.is_file()}
 
     def remove_files(self, run_id: str) -> None:
-        """Remove them from the run's folder."""
+        """Remove the logs and the ledger's outbox of a run from its folder."""
         for name in REMOVABLE:
             remove_folder(self._workspace.folder(run_id) / name)
 

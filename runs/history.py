@@ -27,11 +27,11 @@ class Attempt:
     started: int
     """Milliseconds since 1970, like all times here."""
     ended: int | None = None
-    """None: it is still running, or its process died."""
+    """Time of the end; None: the run is still running, or its process died."""
     last_measured: int | None = None
     """Time of its last measurement; None: it has measured nothing."""
     energy: Energy | None = None
-    """None: it was not measured, or its process died before it was recorded."""
+    """Energy of the attempt; None: it was not measured, or the process died before it was recorded."""
     facts: Facts = field(default_factory=dict)
     """Facts of the machine when the attempt began; empty where ``energy`` is None."""
 

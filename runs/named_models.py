@@ -98,7 +98,7 @@ class NamedModel:
     base: Path | None = None
     """The base model, if this one consists only of adapters (LoRA)."""
     origin: Origin | None = None
-    """None: no run is known to have made the model."""
+    """The run and stage that made the model; None: no run is known to have made it."""
 
 
 @contextmanager

@@ -83,13 +83,13 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """Return its name in a recipe."""
+        """Return the kind's name in a recipe."""
         name: str = get_args(self.work.model_fields["kind"].annotation)[0]
         return name
 
     @property
     def resolved_type(self) -> type[Work]:
-        """Return its class with all optional fields resolved: the type of a job's work."""
+        """Return the kind's class with all optional fields resolved: the type of a job's work."""
         return self.resolved or self.work
 
     @property
@@ -114,5 +114,5 @@ class Kind:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Return its fields that name a stage, a dataset or a benchmark."""
+        """Return the fields that name a stage, a dataset or a benchmark."""
         return (*self.reads, *self.data, *self.benchmarks)

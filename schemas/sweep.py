@@ -149,7 +149,7 @@ class Cell(Generic[R]):
 
     @property
     def name(self) -> str:
-        """Return it as it is printed."""
+        """Return the cell's name as it is printed."""
         return f"{self.arm} · {self.seed}"
 
 
@@ -162,7 +162,7 @@ class SweepPlan(Generic[R]):
     """Arm → its recipe, reduced to the steps that the measured stages need; it publishes nothing."""
 
     def cells(self) -> list[Cell[R]]:
-        """Return all runs, ordered by seed, so that an unfinished sweep has complete pairs."""
+        """Return the cells of all runs, ordered by seed, so that an unfinished sweep has complete pairs."""
         return [
             Cell(arm, seed, _reseeded(recipe, self.sweep.reseeds, seed))
             for seed in self.sweep.seeds

@@ -27,7 +27,7 @@ class Signer:
     """The key for a person's decision."""
 
     key: SigningKey | None
-    """None: the decision is not signed."""
+    """The private key; None: the decision is not signed."""
     why_not: str = ""
     """Reason why the recipe's key could not be used; empty: the recipe names none."""
 

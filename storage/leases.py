@@ -161,7 +161,7 @@ class HeldLease:
         self._path = path
         self._lease = lease
         self._version: Version | None = version
-        """None: the lease is lost."""
+        """The lease's record as written last; None: the lease is lost."""
         self._seconds = seconds
         self._writing = threading.Lock()
         self._stopped = threading.Event()

@@ -307,12 +307,12 @@ class ObjectStorage:
         return folder
 
     def discard_scratch(self, stage_key: str) -> None:
-        """Remove it here and in the bucket."""
+        """Remove the scratch folder of a stage key here and in the bucket."""
         self.discard_local_scratch(stage_key)
         self._copy(stage_key).remove()
 
     def discard_local_scratch(self, stage_key: str) -> None:
-        """Remove it here; the copy in the bucket stays."""
+        """Remove the scratch folder of a stage key here; the copy in the bucket stays."""
         remove_folder(self._scratch(stage_key))
 
     def garbage(self, cause: Cause) -> BucketGarbage:

@@ -78,7 +78,7 @@ class Measured:
     prompts: Prompts
     sampled: Judged
     greedy: Judged | None
-    """None: no judge judges single responses."""
+    """The judged greedy responses; None: no judge judges single responses."""
     likelihood: MeasuredLikelihood | None
     """Likelihood of the demonstrations, if the stage has any."""
     codec: Codec

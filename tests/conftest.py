@@ -104,7 +104,7 @@ class _FailuresAtOnce:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove that folder."""
+    """Remove the cache folder of this test session."""
     if _CACHE in config.stash:
         config.stash[_CACHE].cleanup()
 

@@ -27,7 +27,7 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Facts:
-    """A device."""
+    """Name, memory and speeds of a device."""
 
     name: str
     memory: float

@@ -30,9 +30,9 @@ class Rates:
     """What a device does in a second."""
 
     flops: float
-    """Of matrix products."""
+    """Floating-point operations per second in matrix products."""
     bandwidth: float
-    """Bytes of its memory."""
+    """Bytes per second from and to its memory."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Work:
 
 
 def trunk_flops(size: Size, *, first: int, last: int) -> float:
-    """Return one row's tokens at positions ``first`` to before ``last``, by the trunk."""
+    """Return the trunk's floating-point operations for one row's tokens at positions ``first`` to before ``last``."""
     shape = size.shape
     attended = (last * (last + 1) - first * (first + 1)) // 2
     tokens = last - first

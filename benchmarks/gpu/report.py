@@ -131,7 +131,7 @@ def _rates_line(rates: Rates) -> str:
 def as_json(
     size: str, found: list[Row], facts: Facts, fit: Fit, counts: PassCounts, plain: Timed | None
 ) -> dict[str, Any]:
-    """Return all of it."""
+    """Return the whole report as JSON."""
     return {
         "size": size,
         "device": asdict(facts),

@@ -35,7 +35,9 @@ def time_parts(
     measured: int,
     with_waits: bool = True,
 ) -> dict[str, Timed]:
-    """Return all parts in their order, some iterations to warm up, some that count, and on a GPU one whose waits are counted."""
+    """Time all parts in their order: some iterations to warm up, some that count, and on a GPU one whose waits are
+    counted.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     memory = dict.fromkeys(parts, 0.0)
     for iteration in range(warmup + measured):

@@ -84,7 +84,7 @@ def two_cores(number: int, cores: Sequence[int]) -> tuple[int, int]:
 
 
 def run_pair(material: Path, *, ours: Sequence[str], peer: Sequence[str], cores: tuple[int, int]) -> Pair:
-    """Return both sides at once, each of which takes the path of the material and its core as arguments.
+    """Run both sides at once; each takes the path of the material and its core as arguments.
 
     Raises:
         SideFailed: one ended early; with the end of what it said.

@@ -13,7 +13,7 @@ from typing import Literal
 
 Kind = Literal["ppo", "grpo", "rloo", "sft", "reward", "sampling"]
 Shape = Literal["tiny", "smollm2"]
-"""Of the model: the built-in one's, or that of SmolLM2-135M; its weights are random in both."""
+"""Shape of the model: the built-in one's, or that of SmolLM2-135M; its weights are random in both."""
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
@@ -48,7 +48,7 @@ class Workload:
     """Iterations that are timed, after those that warm up."""
     shape: Shape = "tiny"
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of products; weights are float32 on both sides."""
+    """Type of matrix products; weights are float32 on both sides."""
     packed: bool = False
     """Our side packs its rows; TRL packs only where there is FlashAttention, so it pads."""
     compiled: bool = False
@@ -136,7 +136,7 @@ class Work:
     seconds: float
     """Wall time of one iteration."""
     cpu_seconds: float
-    """Of this process, of one iteration."""
+    """CPU seconds of this process in one iteration."""
     optimizer_steps: int
     trained_rows: int
     """Responses that went through a network for a gradient."""
@@ -163,7 +163,7 @@ class Material:
     """Folder of the rows as Vantage prepared them; ``prompts`` and ``responses`` are those of its training split."""
     prompts: list[str]
     responses: list[list[str]]
-    """Of each prompt, one or (``reward``: chosen, rejected) two; without the end-of-sequence token. Empty where responses are sampled."""
+    """The responses to each prompt, one or (``reward``: chosen, rejected) two; without the end-of-sequence token. Empty where responses are sampled."""
 
     def write(self, path: Path) -> None:
         """Write the workload as JSON."""

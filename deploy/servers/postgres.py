@@ -138,7 +138,7 @@ class OwnPostgres:
                 return True
 
     def _initialise(self) -> None:
-        """Make its data; half-made data are made again."""
+        """Make the server's data folder; one that is half made is made again."""
         if self.data.exists():
             return
         self.folder.mkdir(mode=0o700, exist_ok=True)

@@ -63,7 +63,7 @@ def curves(client: MlflowClient, rows: list[dict[str, str]], stage: str, metric:
 
 
 def table(by_metric: dict[str, Curves]) -> str:
-    """Return one line an arm; ``first → last (mean)`` for each metric."""
+    """Return the table, with one line an arm and ``first → last (mean)`` for each metric."""
     arms = dict.fromkeys(arm for found in by_metric.values() for arm in found)
     lines = [f"| arm | {' | '.join(by_metric)} |", "|---" * (len(by_metric) + 1) + "|"]
     for arm in arms:

@@ -53,7 +53,7 @@ class ExpectedRun:
     """Milliseconds since 1970."""
     status: str = RUNNING
     ended: int | None = None
-    """None: the run is still running."""
+    """Time of the end; None: the run is still running."""
     interrupted: str | None = None
     """Reason why it was closed before it had ended; another run may have closed it first, with another reason."""
     files: set[str] = field(default_factory=set)

@@ -74,7 +74,7 @@ class Server:
         return self._opened[name]
 
     def experiment_ids(self) -> list[str]:
-        """Return all experiments of ledgers: an artifact may come from a run of another recipe."""
+        """Return the ids of all experiments of ledgers: an artifact may come from a run of another recipe."""
         found = self.client.search_experiments(filter_string=f"tags.{EXPERIMENT_TAG} = 'true'")
         return [experiment.experiment_id for experiment in found]
 

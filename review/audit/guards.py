@@ -52,7 +52,7 @@ class _Curves:
 
     @property
     def last(self) -> int:
-        """Return its last step."""
+        """Return the number of the stage's last step."""
         return self.entries[-1].step
 
     @property

@@ -25,7 +25,7 @@ class Recorded:
     entry: RunEntry
     """State of the run at that time."""
     recipe: ResolvedRecipe | None
-    """None: another version of Vantage made it."""
+    """The recipe of the run; None: another version of Vantage made it."""
     facts: Mapping[str, str] | None
     """Gates and measurements that the tags of the version must show; None: it is no publication."""
     has_tag: bool

@@ -48,7 +48,7 @@ def show_difference(console: Console, found: Difference) -> None:
 
 
 def summary(found: Difference) -> str:
-    """Return one line: what differs, or that nothing does."""
+    """Return a line that tells what differs, or that nothing does."""
     shared = sum(stage.sharing == "shared" for stage in found.stages)
     stages = f"{shared} of {len(found.stages)} stages {'would be ' if found.expected else ''}shared"
     if found.is_same:

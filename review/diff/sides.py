@@ -36,7 +36,7 @@ class Step:
     record: StageRecord
     """Record of the step in the run; empty for a recipe."""
     artifact: Artifact | None = None
-    """None: it was not made, or the store no longer has it."""
+    """The step's artifact; None: it was not made, or the store no longer has it."""
 
 
 @dataclass(frozen=True)

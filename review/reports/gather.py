@@ -338,7 +338,7 @@ class _Gathering:
 
 
 def _outcome(done: StageRecord) -> str:
-    """Return its verdicts or headline metrics in a few words, or the reason why it did not run."""
+    """Return the step's verdicts or headline metrics in a few words, or the reason why it did not run."""
     if done.reason:
         return done.reason
     return headline_of(done).replace("  ", " · ")

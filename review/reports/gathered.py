@@ -143,7 +143,7 @@ class StageCurves:
     ridges: tuple[Ridge, ...] = ()
     """Percentiles of the scores of the validation responses; empty: it measures none."""
     times: Times | None = None
-    """None: it does not sample, or an earlier version computed it."""
+    """Seconds of the parts of an iteration; None: the stage does not sample, or an earlier version computed it."""
     rollout: Sampling | None = None
     """The engine that samples its responses; None: it samples none."""
 
@@ -308,7 +308,7 @@ class Report:
     openings: int
     steps: tuple[Step, ...]
     decision: Decision | None = None
-    """None: it could not be gathered."""
+    """What the first screen concludes; None: it could not be gathered."""
     next_steps: tuple[str, ...] = ()
     loosened: tuple[tuple[str, str], ...] = ()
     """(Step, gate that closed in an earlier run and that this run has made less strict)."""

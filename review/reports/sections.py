@@ -25,7 +25,7 @@ _LONGEST = 600
 
 
 def steps_table(report: Report) -> str:
-    """Return all steps: the text of the drawing."""
+    """Return a table of all steps: the text of the drawing."""
     body = tuple(
         (
             step.name,
@@ -94,7 +94,7 @@ def times_table(stage: StageCurves) -> str:
 
 
 def gate_article(gate: Gate) -> str:
-    """Return one gate: its condition, the measured value, and the consequence."""
+    """Return the article about one gate: its condition, the measured value, and the consequence."""
     title = f"{gate.step}: {gate.asks}"
     if gate.verdict is None:
         return (

@@ -80,7 +80,9 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
 
 
 def _unread_losses(switches: Algorithm) -> dict[str, tuple[str, str]]:
-    """Return the same of the switches of bounds of the ratio, of selected tokens, and of the places of KL and entropy."""
+    """Return unread switches of bounds of the ratio, of selected tokens, and of the places of KL and entropy, with
+    reason and remedy.
+    """
     found: dict[str, tuple[str, str]] = {}
     if switches.surrogate != "soft_gate":
         gates = ("soft_gate_positive", "soft_gate_negative")

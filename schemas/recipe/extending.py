@@ -46,7 +46,7 @@ def length_in_words(length: float, unit: Unit) -> str:
 
 
 def with_length(work: AnyWork, length: float) -> AnyWork:
-    """Return the same work of another length."""
+    """Return a copy of the work with another length."""
     unit = unit_of(work)
     return work.model_copy(update={unit: int(length) if unit == "iterations" else length})
 

@@ -19,7 +19,7 @@ class PassLimits:
     computed again for the backward pass, since they would add the keys and values twice."""
 
     def or_rows(self, rows: int) -> "PassLimits":
-        """Return the same, with a bound for rows where there is none."""
+        """Return these limits, with ``rows`` as the bound on rows where there is none."""
         return replace(self, rows=self.rows or rows)
 
     def rows_of(self, positions: int, rows: int) -> int:

@@ -38,8 +38,8 @@ class Gate(Frozen):
     at_most: Number | None = None
     """Largest value that passes."""
     confidence: Confidence | None = None
-    """None: the measured number is compared. Else a bound of its two-sided interval at this confidence, for example
-    0.95, is compared: the lower bound for ``at_least``, the upper one for ``at_most``."""
+    """Confidence of the metric's two-sided interval, for example 0.95, whose lower bound is compared with ``at_least`` or whose
+    upper bound with ``at_most``. None: the measured number is compared."""
     on_fail: Literal["stop", "continue", "approve", "extend"] = "stop"
     """``stop``: stages that depend on this one do not start. ``continue``: the verdict is only recorded. ``approve``: they
     start when a person has approved of it (``vantage approve``). ``extend``: the stage is trained further by the amount in
@@ -128,9 +128,9 @@ class Resources(Frozen):
     ``{least: 1, most: 2}``: fewer go on where no more are there. The last bits of the weights depend on how many did which
     steps. None: the machine that runs the attempt does it."""
     gpus: CountOrZero | None = None
-    """None: one if the machine has one; with ``nodes``: none."""
+    """Number of GPUs. None: one if the machine has one; with ``nodes``: none."""
     cpus: Count | None = None
-    """None: all CPUs of the machine, so that stages run one after the other; with ``nodes``: one for each rank and
+    """Number of CPUs. None: all of the machine, so that stages run one after the other; with ``nodes``: one for each rank and
     each server of the stage."""
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
@@ -207,7 +207,7 @@ class Stage(Work):
     gate: Annotated[tuple[Gate, ...], Field(max_length=MAX_NAMED)] = ()
     """One gate, or a list."""
     seed: Seed | None = None
-    """None: the recipe's."""
+    """Seed of the stage's random numbers. None: the recipe's."""
     resources: Resources = Resources()
     """CPUs and GPUs that it needs, and its time limit."""
     microbatch_size: Count | None = None

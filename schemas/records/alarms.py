@@ -26,7 +26,7 @@ class Alarm:
 
     @property
     def rank(self) -> int:
-        """Return its place among alarms: first those by which the result is none."""
+        """Return the alarm's place among others: first those by which there is no result."""
         return _TITLES.index(self.title) if self.title in _TITLES else len(_TITLES)
 
     def __str__(self) -> str:

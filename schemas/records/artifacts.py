@@ -38,7 +38,7 @@ class StoredArtifact(Frozen):
 
     @property
     def stands_for(self) -> Digest:
-        """Return its digest, or the digest of a model with exactly the same content."""
+        """Return the artifact's digest, or the digest of a model with exactly the same content."""
         return self.digest
 
 
@@ -71,7 +71,7 @@ class StoredModel(StoredArtifact):
 
     @property
     def stands_for(self) -> Digest:
-        """Return its digest, or that of the base model if its adapters change nothing."""
+        """Return the model's digest, or that of the base model if the adapters change nothing."""
         return self.base if self.base is not None and self.same_as_base else self.digest
 
 

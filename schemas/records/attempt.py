@@ -77,7 +77,7 @@ class AttemptRequest(Frozen):
     storage: str
     """Address of the storage, for ``vantage.storage.storage.open_storage``."""
     share: Share | None = None
-    """None: the share that ``resources`` asks for, of the machine that runs the attempt."""
+    """CPUs and GPUs that the attempt uses; None: the share that ``resources`` asks for, of the machine that runs it."""
     only_reuse: bool = False
     """Compute nothing: if the artifact is not in the storage, the attempt ends as ``absent``."""
     microbatch_tokens: int | None = None
@@ -87,7 +87,7 @@ class AttemptRequest(Frozen):
     resources: Resources = Resources()
     """What the computation needs of the machine that runs it, and its time limit."""
     extends: Shorter | None = Field(None, exclude_if=is_unset)
-    """The shorter stage that it goes on from, whose artifact and training state are among the inputs; None: it begins anew."""
+    """The shorter stage that it goes on from, whose artifact and training state are among the inputs; None: it begins from nothing."""
     made_with: dict[str, str] = Field(default_factory=dict)
     """Provenance of the previous attempt, to record what has changed if this one resumes from its checkpoint."""
     log: Path

@@ -27,7 +27,7 @@ class Estimated(Uncertainty):
     """A metric whose interval is computed in the same way."""
 
     value: float | None
-    """None where it is undefined, as explained variance is where returns do not vary."""
+    """The number; None where it is undefined, as explained variance is where returns do not vary."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -132,7 +132,7 @@ class CriticDiagnosis(Frozen):
     explained_variance: Explained
     between_prompts: Explained
     within_prompts: Explained | None
-    """None where each prompt has one response; only prompts with several responses count."""
+    """Explained variance within prompts that have several responses; None where each prompt has one."""
     bias: Estimated
     by_tenth: tuple[DiagnosedSlice, ...]
     by_tokens_left: tuple[DiagnosedSlice, ...]

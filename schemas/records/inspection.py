@@ -22,7 +22,7 @@ class ShownRow(Frozen):
     parts: tuple[tuple[str, bool], ...]
     """Its text in pieces, and whether each is trained on."""
     num_tokens: int | None = None
-    """None: no model was named."""
+    """Number of tokens by the model's tokenizer; None: no model was named."""
 
 
 class FileInspection(Frozen):
@@ -50,7 +50,7 @@ class FileInspection(Frozen):
     """Number of different prompts."""
     prompt_characters: Quantiles
     response_characters: Quantiles | None
-    """None: there are no responses."""
+    """Quantiles of the characters of a response; None: there are no responses."""
     scripts: dict[str, float]
     """Script → share of the letters of the first usable rows."""
     prompt_tokens: Quantiles | None = None

@@ -20,7 +20,8 @@ _REFERENCE = {"value_mse": "constant_mse"}
 
 
 def no_gain(metric: str, measured: Mapping[str, float | None]) -> float | None:
-    """Return this value; None: the metric has none, so no bound on it is known to accept a loss.
+    """Return the value of a metric that shows no gain; None: the metric has none, so no bound on it is known to accept
+    a loss.
 
     Args:
         measured: the metrics of the same artifact; of an evaluation also those of its baseline.

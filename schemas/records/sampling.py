@@ -65,9 +65,9 @@ class SampleRequest(Frozen):
     seed: int = 0
     greedy: bool = False
     temperature: Positive | None = None
-    """None: the recipe's."""
+    """Temperature of sampling; None: the recipe's."""
     max_tokens: Count | None = None
-    """None: the recipe's ``generation.max_response_tokens``."""
+    """Most tokens of a response; None: the recipe's ``generation.max_response_tokens``."""
 
 
 class MergeRequest(Frozen):

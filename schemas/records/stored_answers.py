@@ -60,7 +60,7 @@ class StoredAnswer(Frozen):
 
     @property
     def asked_as(self) -> Asked:
-        """Return its name."""
+        """Return the question and the number of the time it was asked, which name the answer."""
         return Asked(self.question, self.time)
 
     @property

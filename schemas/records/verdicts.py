@@ -41,7 +41,7 @@ class Verdict(Frozen):
     passed: bool
     metric: str
     measured: float | None
-    """None if the metric is undefined (for example explained variance of constant returns)."""
+    """The metric's value; None if it is undefined (for example explained variance of constant returns)."""
     relation: str
     threshold: float
     on_fail: str

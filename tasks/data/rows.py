@@ -128,7 +128,7 @@ def read_rows(folder: Path, split: str) -> list[Row]:
 
 
 def row_batches(folder: Path, split: str, size: int) -> Iterator[list[Row]]:
-    """Yield the same rows, so many at a time."""
+    """Yield the rows of one split, so many at a time."""
     with open_parquet(folder / f"{split}.parquet") as file:
         for batch in file.iter_batches(size):
             yield batch.to_pylist()

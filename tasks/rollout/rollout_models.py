@@ -30,9 +30,9 @@ class RolloutModels:
     engine: RolloutEngine
     """Samples from the policy, with the weights that it received last."""
     reference: PolicyModel | None
-    """None: KL is not measured, and counts as 0."""
+    """The policy that KL is measured against; None: KL is not measured, and counts as 0."""
     scorer: Scorer | None
-    """None: this stage scores nothing."""
+    """Scores the responses by the reward; None: this stage scores nothing."""
     codec: Codec
     limits: PassLimits
     precision: Precision

@@ -251,7 +251,7 @@ def shape(
     with_values: bool = False,
     with_final_values: bool = False,
 ) -> Rollout:
-    """Return one reward per token: −β·KL on each, the scaled score on the last.
+    """Return the rollout with a reward for each token: −β·KL on each, and the scaled score on the last one.
 
     Args:
         by_sampler: take the sampler's log-probabilities, and make no pass of the policy unless something else needs it.

@@ -308,7 +308,9 @@ class RunningVllm:
 
     @contextlib.contextmanager
     def _calling(self, what: str) -> Iterator[None]:
-        """Hold this around calls of vLLM: the stage's autocast is off, and whatever is raised becomes ``VllmFailed``."""
+        """Hold this context around calls of vLLM: the stage's autocast is off, and whatever is raised becomes
+        ``VllmFailed``.
+        """
         try:
             with torch.autocast(self._device_type, enabled=False):
                 yield

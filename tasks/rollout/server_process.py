@@ -34,10 +34,10 @@ class Process(Protocol):
     """The process of a server, on this machine or on another one; it can be started again after its end."""
 
     def begin(self) -> None:
-        """Start it, or ask for its start."""
+        """Start the server, or ask for its start."""
 
     def url(self) -> str | None:
-        """Return its address; None: it has none yet, or has ended.
+        """Return the server's address; None: it has none yet, or has ended.
 
         Raises:
             EngineUnavailable: there is no place for it.

@@ -367,7 +367,7 @@ class VllmServer:
 
     @contextmanager
     def _answering(self, path: str) -> Iterator[None]:
-        """Hold this around requests: errors of the connection become ``ServerFailed``."""
+        """Hold this context around requests: errors of the connection become ``ServerFailed``."""
         try:
             yield
         except httpx.TimeoutException as error:
@@ -381,7 +381,7 @@ class VllmServer:
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[None]:
-        """Hold this around what reads an answer: one without what it should have becomes ``ServerFailed``."""
+        """Hold this context around what reads an answer: one without what it should have becomes ``ServerFailed``."""
         try:
             yield
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:

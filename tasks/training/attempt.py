@@ -171,7 +171,8 @@ class Attempt(Generic[State]):
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
-        """Hold this while weights and state are those after the step before: a request to stop need not wait then.
+        """Hold this context while weights and state are those after the step before: a request to stop need not wait
+        then.
 
         Several ranks go on to the end of their step together, or one would wait for what another does no more.
 

@@ -130,7 +130,7 @@ def within_memory(job: Job, found: FoundLimits | None) -> Job:
 def sampling_limits(
     limits: PassLimits, found: FoundLimits, *, given: int | None, rows: int | None
 ) -> PassLimits:
-    """Return those of what is sampled side by side: what was found for it, or less after memory ran out.
+    """Return the limits of what is sampled side by side: what was found for it, or less after memory ran out.
 
     Args:
         limits: of the stage's other passes.

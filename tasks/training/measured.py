@@ -22,7 +22,9 @@ def clusters_of(prompts: Sequence[Hashable]) -> Tensor:
 
 
 def clusters_of_ids(prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Return the same for prompts as token ids; digests represent the prompts, since held-out rows may be very many."""
+    """Return the clusters of prompts that are token ids; digests represent the prompts, since held-out rows may be very
+    many.
+    """
     digests = np.empty(len(prompts), dtype=f"S{_DIGEST_BYTES}")
     for row, prompt in enumerate(prompts):
         digests[row] = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=_DIGEST_BYTES).digest()

@@ -12,7 +12,7 @@ class Meter(Protocol):
 
     @property
     def device(self) -> str:
-        """Return its name and the number of processes that share the work; limits found on another device do not apply."""
+        """Return the device's name and the number of processes that share the work; limits found on another device do not apply."""
 
     def begin(self) -> None:
         """Reset the peak."""

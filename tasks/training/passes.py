@@ -44,7 +44,7 @@ class Pass:
     """Whether no other pass over the batch follows, on any rank."""
 
     def select(self, batch: Sequences) -> Sequences:
-        """Return these rows in the layout of the pass."""
+        """Return the pass's rows of a batch, in its layout."""
         nonfinite.remember(batch)
         found = batch.select(self.rows)
         if self.cuts is not None:

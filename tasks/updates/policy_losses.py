@@ -97,7 +97,7 @@ class Microbatch:
     """(b,T): the tokens that ``covariance`` has selected, if the switch is on."""
 
     def of(self, per_token: Tensor) -> Tensor:
-        """Return these rows of a (B,T) tensor of the rollout."""
+        """Return the microbatch's rows of a (B,T) tensor of the rollout."""
         return per_token[self.rows, : self.policy_mask.shape[1]]
 
 

@@ -125,7 +125,8 @@ class ServedTeacher(SamplesWhenAsked):
         raise TypeError("a teacher behind a server takes no weights")
 
     def logprobs(self, responses: Sequences) -> Tensor:
-        """Return its log-probability of each response token (B,T), in nats, at temperature 1; 0 outside the mask. All ranks call this.
+        """Return the teacher's log-probability of each response token (B,T), in nats, at temperature 1; 0 outside the
+        mask. All ranks call this.
 
         Raises:
             JudgeUnavailable, JudgeRefused: see ``Asking.ask``.

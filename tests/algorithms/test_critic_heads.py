@@ -24,7 +24,7 @@ NAN = float("nan")
 
 
 def by_hand(quantiles: Tensor, targets: Tensor, mask: Tensor, kappa: float) -> float:
-    """Return the same, computed for every token and every quantile on its own."""
+    """Return the quantile loss, computed for every token and every quantile on its own."""
     losses = []
     for b, t in mask.nonzero().tolist():
         of_token = []

@@ -108,7 +108,7 @@ def loss_and_gradient(model: PreTrainedModel, sequences: Sequences) -> tuple[flo
 
 
 def one_by_one(model: PreTrainedModel, sequences: Sequences) -> tuple[float, dict[str, Tensor]]:
-    """Return the same by transformers alone: each row by itself, without padding."""
+    """Return what transformers computes for each row by itself, without padding."""
     model.zero_grad()
     terms = []
     for row, (prompt, response) in enumerate(

@@ -76,7 +76,7 @@ def first_stop(stops: StopStrings, ids: Sequence[int]) -> int | None:
 def plain_first_stop(
     tokenizer: PreTrainedTokenizerBase, strings: Sequence[str], ids: Sequence[int]
 ) -> int | None:
-    """Return the same, found in the text of all ids after each."""
+    """Return the number of ids after which their text has a stop string, by decoding all ids after each of them."""
     for length in range(1, len(ids) + 1):
         [text] = decode_all(tokenizer, [ids[:length]])
         if any(string in text for string in strings):

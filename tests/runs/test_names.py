@@ -75,7 +75,7 @@ class Here:
 
     @contextmanager
     def holding(self, folder: str | None) -> Iterator[None]:
-        """Hold this folder too, inside the block."""
+        """Make a folder in the current one, inside the block."""
         if folder is not None:
             (self.path / folder).mkdir(parents=True)
         try:

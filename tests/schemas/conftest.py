@@ -68,5 +68,5 @@ def text() -> str:
 
 @pytest.fixture
 def plain() -> dict[str, Any]:
-    """Return the same as a mapping that a test may change."""
+    """Return the recipe as a mapping that a test may change."""
     return copy.deepcopy(yaml.safe_load(RECIPE))

@@ -20,7 +20,7 @@ class Extension:
         return sorted({*self.new, *self.inserted})
 
     def add_to(self, tree: Path) -> None:
-        """Write it into a copy of the tree."""
+        """Write the extension into a copy of the tree."""
         for name, text in self.new.items():
             assert not (tree / name).exists(), name
             (tree / name).write_text(text.lstrip("\n"))

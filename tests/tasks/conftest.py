@@ -226,7 +226,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 @pytest.fixture(scope="session")
 def lora_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """Return the same, in which every stage trains adapters on the one model."""
+    """Return the pipeline in which every stage trains adapters on the one model."""
     torch.set_num_threads(1)
     return Pipeline(tmp_path_factory.mktemp("lora"), lora=Lora(rank=4, alpha=8.0))
 

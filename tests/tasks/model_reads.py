@@ -18,7 +18,7 @@ class Read:
     """Which trunk, by its id."""
     positions: int
     tokens: int
-    """Of the positions, those that are not padding."""
+    """Number of the positions that are not padding."""
 
 
 def record_reads(monkeypatch: pytest.MonkeyPatch) -> list[Read]:

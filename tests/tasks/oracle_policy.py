@@ -29,11 +29,11 @@ class Outcome:
     """What a stage should end with."""
 
     weights: dict[str, Tensor]
-    """Of the best policy."""
+    """Weights of the best policy."""
     last: dict[str, dict[str, Tensor]]
-    """Of every network after the last iteration."""
+    """Weights of every network after the last iteration."""
     first: dict[str, dict[str, Tensor]]
-    """Of every network before the first."""
+    """Weights of every network before the first iteration."""
     journal: list[dict[str, float]]
     best_iteration: int
     undone_because: set[str]

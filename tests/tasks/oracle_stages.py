@@ -46,12 +46,12 @@ class Outcome:
     """What a stage should end with."""
 
     weights: dict[str, Tensor]
-    """Of what it hands on."""
+    """Weights of what the stage hands on."""
     before: dict[str, Tensor]
     journal: list[Metrics]
     metrics: Metrics
     last: dict[str, Tensor] = field(default_factory=dict)
-    """After the last step, where what is handed on is the best."""
+    """Weights after the last step, where the best ones are handed on."""
     moments: Moments = field(default_factory=Moments)
 
 

@@ -11,7 +11,7 @@ LAYERS = 2
 
 
 def write_small_model(folder: Path, *, width: int, seed: int = 11) -> None:
-    """Write it, with its tokenizer, as a Hugging Face folder."""
+    """Write the built-in model in another width, with its tokenizer, as a Hugging Face folder."""
     config = builtin_config("tiny")
     config.num_hidden_layers, config.hidden_size, config.intermediate_size = LAYERS, width, 2 * width
     config.head_dim = width // config.num_attention_heads

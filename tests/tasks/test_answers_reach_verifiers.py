@@ -38,7 +38,7 @@ PARITY = {row["question"]: row["solution"]["parity"] for row in ROWS}
 
 
 def is_right(prompt: str, response: str) -> bool:
-    """Return the same rule from the table above, past everything that carries answers along."""
+    """Return the rule's verdict from the table above, past everything that carries answers along."""
     return len(response) % 2 == PARITY[prompt]
 
 

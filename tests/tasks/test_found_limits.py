@@ -71,7 +71,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Return the same runs, which the test makes with the search."""
+    """Return the results of the runs, which the test makes with the search."""
     return Results(tmp_path_factory.mktemp("searched"))
 
 

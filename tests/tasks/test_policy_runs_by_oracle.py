@@ -35,7 +35,7 @@ class Case:
     work: dict[str, Any] = field(default_factory=dict)
     happens: Callable[[Outcome], bool] = lambda outcome: True
     reward: Reward | None = None
-    """None: a reward model and a verifier."""
+    """The reward that the stage reads; None: a reward model and a verifier."""
     seed: int = 5
 
 

@@ -61,7 +61,7 @@ class Case:
     algorithm: dict[str, Any]
     work: dict[str, Any] = field(default_factory=dict)
     reward: Reward | None = None
-    """None: the pipeline's, a reward model."""
+    """The reward that the stage reads; None: the pipeline's, a reward model."""
 
 
 def preset(name: str, **switches: Any) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def rounded(found: Any) -> Any:
-    """Return the same with every float to `DIGITS` significant digits."""
+    """Return the value with every float in it to `DIGITS` significant digits."""
     if isinstance(found, float):
         return float(f"{found:.{DIGITS}g}")
     if isinstance(found, dict):

@@ -28,7 +28,7 @@ class Tokens:
     """All response tokens of all R rollouts, N of them, and the basic baselines there."""
 
     names: list[str]
-    """Of the J basic baselines."""
+    """Names of the J basic baselines."""
     baselines: Tensor
     """(N,J)."""
     returns: Tensor

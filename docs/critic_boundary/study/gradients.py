@@ -24,7 +24,7 @@ class TokenScores:
     inputs: Tensor
 
     def at(self, here: Tensor) -> "TokenScores":
-        """Return those of some of the tokens: ``here`` (N,) is True for them."""
+        """Return the scores of some of the tokens: ``here`` (N,) is True for them."""
         return TokenScores(self.signals[here], self.inputs[here])
 
 

@@ -73,7 +73,7 @@ class Measured:
 
 
 def measure(setting: Setting) -> Row:
-    """Return one seed: what its tokens are like, every arm, and some arms by tokens left."""
+    """Measure one seed: what its tokens are like, every arm, and some arms by tokens left."""
     rollouts = training_rollouts(setting)
     oracle = fit_oracle(setting, rollouts)
     critics = dict(pretrain(setting, rollouts)) | {FRESH: fresh_critic(setting)}
@@ -198,7 +198,7 @@ def described(tokens: Tokens) -> Row:
 
 
 def judged(measured: Measured, arm: Arm) -> Row:
-    """Return one arm: how well its baseline knows the return, and the moments of its gradient over the rollouts."""
+    """Measure one arm: how well its baseline knows the return, and the moments of its gradient over the rollouts."""
     tokens = measured.tokens
     above_mean = tokens.returns - tokens.column(MEAN)
     advantages = tokens.advantages(arm.weights)
@@ -228,7 +228,9 @@ def is_shown_by_part(arm: Arm) -> bool:
 
 
 def by_part(measured: Measured, arm: Arm, batch_mean: Arm) -> Iterator[Row]:
-    """Yield one arm in each part by tokens left: the part's share of the gradient's variance is the batch mean's."""
+    """Yield one arm's measures in each part by tokens left; the part's share of the gradient's variance is that of the
+    batch mean.
+    """
     tokens = measured.tokens
     advantages = tokens.advantages(arm.weights)
     above_mean = tokens.returns - tokens.column(MEAN)

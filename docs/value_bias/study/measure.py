@@ -51,7 +51,7 @@ Row = dict[str, Any]
 
 
 def measure(workspace: Path, seed: int, overrides: list[str]) -> list[Row]:
-    """Return all measurements of one seed: rows ``{part, seed, critic, x, quantity, value}``."""
+    """Measure one seed, and return rows ``{part, seed, critic, x, quantity, value}``."""
     report = run(workspace, seed, overrides)
     stages = report["stages"]
     folders = {name: workspace / "store" / "objects" / stage["digest"] for name, stage in stages.items()}

@@ -83,7 +83,9 @@ class Setting:
         )
 
     def rewarded_by_reward_model(self, sampled: Sampled) -> Responses:
-        """Return the same responses with the reward model's score as reward: then it is a critic of itself."""
+        """Return the responses with the reward model's score as their reward: then the reward model is a critic of
+        itself.
+        """
         return rewarded(
             sampled,
             [

@@ -144,7 +144,7 @@ class Nodes:
         monkeypatch.setattr(ray_nodes, "SECONDS_BETWEEN_LOOKS", 0.0)
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return one that was lost and one that is too small, before those that fit."""
+        """Return Ray's nodes: one that was lost and one that is too small, before those that fit."""
         fitting = [{"Alive": True, "Resources": {"CPU": 2.0}}] * self.alive
         return [
             {"Alive": False, "Resources": {"CPU": 2.0}},

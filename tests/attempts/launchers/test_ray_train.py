@@ -139,7 +139,7 @@ def asked_to_stop(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def half_done(asked_to_stop: tuple[Path, Failure], at_cluster: RayCluster, tmp_path: Path) -> Iterator[Path]:
-    """Yield a copy of that folder; one of the two nodes is lost then."""
+    """Yield a copy of a workspace whose stage is half done; one of the two nodes is lost then."""
     folder = tmp_path / "half done"
     shutil.copytree(asked_to_stop[0], folder)
     nodes = at_cluster.say("lose")

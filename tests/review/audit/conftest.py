@@ -188,7 +188,7 @@ def case(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cas
 def short_case(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Case:
-    """Return the same for the short recipe."""
+    """Return a case of the short recipe."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     original = made_once(tmp_path_factory, "audited-short", lambda folder: _run_of(SHORT_RECIPE, folder))
     return _copied(original, tmp_path / "copy")

@@ -54,7 +54,7 @@ Judge = Callable[[str, int], float]
 
 
 def environment(**versions: str) -> Environment:
-    """Return one with these distributions."""
+    """Return an environment with these distributions."""
     installed = [
         Installed(name=name, version=version, license="MIT") for name, version in sorted(versions.items())
     ]
