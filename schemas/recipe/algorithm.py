@@ -65,7 +65,7 @@ class Returns(Frozen):
     kl_coef: NonNegative = 0.0
     """β of the penalty −β·KL(π‖ref) in every response token's reward, in reward per nat."""
     kl_kind: KLKind = "k1"
-    """Estimator of that KL on a token; only the penalty with ``k1`` has the gradient of KL(π‖ref)."""
+    """Estimator of the KL on a token in that penalty; only the penalty with ``k1`` has the gradient of KL(π‖ref)."""
     reward_scaling: Literal["none", "scale", "normalise"] = "none"
     """Scaling by the running moments of all scores so far: ``scale`` is R/σ, ``normalise`` is (R − μ)/σ."""
     reward_clip: Positive | None = None
@@ -99,7 +99,7 @@ class Algorithm(Losses, Returns):
     tracker_memory_low: Fraction = Field(0.875, exclude_if=is_default(0.875))
     """Least share of their weight that past scores keep when a prompt comes again, for ``tracked_mean`` (SPO: 0.875)."""
     tracker_memory_high: Fraction = Field(0.96, exclude_if=is_default(0.96))
-    """Largest such share; past scores then count as at most 1/(1 − share) scores."""
+    """Largest share of their weight that past scores keep; they then count as at most 1/(1 − share) scores."""
     lambda_policy: Probability = 0.95
     """λ of the policy's advantages; not read where ``length_adaptive_alpha`` is set."""
     length_adaptive_alpha: Positive | None = None
@@ -118,7 +118,7 @@ class Algorithm(Losses, Returns):
     before any update on it, is above this; in the others the advantage is the return minus the rollout's mean return
     (EVPO, arXiv 2604.19485: 0). None: always."""
     critic_ev_hysteresis: Positive | None = Field(None, exclude_if=is_unset)
-    """Ours: a critic that is out counts again only above ``critic_ev_threshold`` plus this. None: 0."""
+    """Ours: a critic that does not count any more counts again only above ``critic_ev_threshold`` plus this. None: 0."""
     critic_blend: Switch = Field(False, exclude_if=is_off)
     """Ours, EVPO without a step: values are drawn towards the rollout's mean return m, to m + k·(V − m), where k is the
     explained variance, at least 0."""
@@ -130,7 +130,7 @@ class Algorithm(Losses, Returns):
     """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1, over the tokens in the policy's
     loss (those removed by ``overlong_filter`` do not count)."""
     normalise_advantages: Switch = False
-    """The same within each minibatch."""
+    """Shift and scale the advantages to mean 0 and standard deviation 1 within each minibatch."""
     advantage_clip: Positive | None = None
     """±δ to which advantages are clipped, after whitening or normalisation (arXiv 2307.04964: 0.12, 0.5 or 0.8)."""
     samples_per_prompt: _Count = 1
@@ -142,13 +142,13 @@ class Algorithm(Losses, Returns):
 
     # -- the surrogate
     importance_ratio: Switch = True
-    """False: −log π · A instead of −ρ·A, for one optimiser step on each rollout."""
+    """Whether the loss contains the ratio ρ. False: −log π · A instead of −ρ·A, for one optimiser step on each rollout."""
     clip_range_low: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = 0.2
     """How far below 1 the ratio may fall; None: no limit."""
     clip_range_high: Positive | None = 0.2
     """The ratio is clipped to [1 − low, 1 + high]; None: no limit on that side. high > low is clip-higher."""
     dual_clip: AboveOne | None = None
-    """c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
+    """Bound c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
     old_logprobs: Literal["policy", "sampler"] = Field("policy", exclude_if=is_default("policy"))
     """Source of the log-probabilities from which the ratio (and the KL in the reward) starts: ``policy`` computes them in
     an extra pass before the update; ``sampler`` takes those from sampling, and saves that pass (SAO, arXiv
@@ -176,13 +176,14 @@ class Algorithm(Losses, Returns):
     kl_loss_coef: NonNegative = 0.0
     """Weight of KL(π‖ref) in the loss, in loss per nat."""
     kl_loss_kind: KLKind = "k2"
-    """Estimator of that KL: ``k2`` and ``full`` have the gradient of KL(π‖ref), ``k3`` that of KL(ref‖π)."""
+    """Estimator of the KL in the loss: ``k2`` and ``full`` have the gradient of KL(π‖ref), ``k3`` that of KL(ref‖π)."""
     kl_penalty_coef: NonNegative = 0.0
     """β of the loss β·KL(old‖new), which limits the updates on a rollout (PPO, arXiv 1707.06347 §4)."""
     kl_penalty_kind: Literal["k1", "k3"] = "k3"
-    """Estimator of that KL, with ℓ = log π − log π_old: −ℓ, or e^ℓ − 1 − ℓ."""
+    """Estimator of KL(old‖new), with ℓ = log π − log π_old: −ℓ, or e^ℓ − 1 − ℓ."""
     kl_penalty_target: Positive | None = None
-    """In nats per token: β doubles above 1.5 times this and halves below two thirds of it; None: β is fixed."""
+    """Target of KL(old‖new) in nats per token: β doubles above 1.5 times it and halves below two thirds of it. None: β is
+    fixed."""
     trust_region_kl: Positive | None = None
     """Undo an optimiser step and take half of it, if afterwards KL(old‖new) on its minibatch exceeds this many nats
     per token, or the surrogate is worse than before; None: never."""
@@ -214,7 +215,7 @@ class Algorithm(Losses, Returns):
     shared_trunk: Switch = False
     """One network: the critic is a new head on the policy's trunk, and one optimiser minimises the joint loss."""
     value_coef: Positive = 0.5
-    """Weight of the value loss in that joint loss (c1 of PPO, eq. 9)."""
+    """Weight of the value loss in the joint loss of ``shared_trunk`` (c1 of PPO, eq. 9)."""
     entropy_coef: NonNegative = 0.0
     """Weight of the exact entropy bonus, in loss per nat."""
     positive_nll_coef: NonNegative = 0.0

@@ -133,7 +133,7 @@ class LanguageVerifier(BuiltinVerifier):
     source: Literal["builtin:language"]
     """``builtin:language``."""
     language: LanguageCode
-    """The language."""
+    """The ISO 639 code of the language: ``en``, ``de``, ``zh``."""
     at_least: Probability = 0.5
     """Least probability of the language, among all that py3langid knows."""
 

@@ -50,7 +50,8 @@ class Guard(Frozen):
     """The guard fires when the mean of the newest ``over`` reports exceeds the mean of the ``over`` reports before them by
     more than this: a number in the metric's unit, or a share (``50%``) of the earlier mean."""
     falls_by: Change | None = Field(None, exclude_if=is_unset)
-    """The same for a fall."""
+    """The guard fires when the mean of the newest ``over`` reports is below the mean of the ``over`` reports before them by more
+    than this; written as in ``rises_by``."""
     over: Annotated[int, Field(ge=1, le=MAX_OVER, strict=True)] = 3
     """Number of reports that must agree."""
     action: Action = "warn"

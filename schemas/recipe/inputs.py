@@ -157,8 +157,9 @@ class Split(Frozen):
     """A share of all prompts, which must be the same in every dataset; or a number of rows from that share, of which
     the rest is not used. None: the share that other datasets give, else 0.05."""
     test: Count | Fraction | Literal["all"] | None = None
-    """The same for the rows of gates and evaluation. ``all``: the dataset is a test set, whose rows evaluations alone read. No
-    other dataset of the recipe trains on its prompts, or selects checkpoints by them: their rows with such prompts are left out."""
+    """A share of all prompts, or a number of rows, for gates and evaluation. ``all``: the dataset is a test set, whose rows
+    evaluations alone read. No other dataset of the recipe trains on its prompts, or selects checkpoints by them: their rows with
+    such prompts are left out."""
 
     @rule
     def _a_test_set_has_test_rows_alone(self) -> None:

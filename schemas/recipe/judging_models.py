@@ -71,7 +71,7 @@ class JudgingModel(Frozen):
     """Least probability of all numbers (or both letters) together. A model that would answer something else gives less, and its
     answer counts as unreadable. 0: every answer is read."""
     unreadable: Number | Literal["stop"] = Field(STOP, exclude_if=is_default(STOP))
-    """Meaning of a response with such an answer: ``stop`` ends the stage; a number is each of its scores."""
+    """Treatment of a response with an unreadable answer: ``stop`` ends the stage; a number becomes each of its scores."""
 
     @property
     def score_names(self) -> tuple[str, ...]:

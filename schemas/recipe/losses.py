@@ -43,7 +43,7 @@ class Losses(Frozen):
     covariance_low: Number = Field(1.0, exclude_if=is_default(1.0))
     """Lower bound of the covariance of tokens that ``clip`` draws, in nats times units of the advantage."""
     covariance_high: Number = Field(5.0, exclude_if=is_default(5.0))
-    """Upper bound of that covariance."""
+    """Upper bound of the covariance of tokens that ``clip`` draws."""
     covariance_kl_coef: Positive = Field(1.0, exclude_if=is_default(1.0))
     """Weight of |log ρ| of the tokens that ``kl`` selects, in loss per nat (the paper's β, 1)."""
 
@@ -59,9 +59,9 @@ class Losses(Frozen):
     """Entropy in nats per token below which the entropy bonus counts, and its coefficient rises; above it falls. The
     coefficient begins at ``entropy_coef`` (Skywork-OR1, arXiv 2505.22312: 0.2). None: ``entropy_coef`` is fixed."""
     entropy_step: Positive = Field(0.005, exclude_if=is_default(0.005))
-    """Amount by which an iteration moves that coefficient, in loss per nat (Skywork-OR1: 0.005)."""
+    """Amount by which an iteration moves the entropy coefficient, in loss per nat (Skywork-OR1: 0.005)."""
     entropy_coef_max: Positive = Field(1.0, exclude_if=is_default(1.0))
-    """Largest value of that coefficient; the least is 0."""
+    """Largest value of the entropy coefficient; the least is 0."""
 
 
 def check_surrogate(switches: "Algorithm") -> None:

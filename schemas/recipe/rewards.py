@@ -24,9 +24,9 @@ class MissingEos(Frozen):
     """The score of a response that was truncated before its end-of-sequence token."""
 
     subtract: Positive | None = None
-    """Subtracted from the score."""
+    """Number that is subtracted from the score."""
     replace: Number | None = None
-    """Replaces the score."""
+    """Number that replaces the score."""
 
     @rule
     def _one_of_two(self) -> None:

@@ -32,7 +32,7 @@ class ScoreRule(Frozen):
     clip: ScoreRange | None = Field(None, exclude_if=is_unset)
     """Bounds of the score, in its own unit, before offset and weight; None: no bounds."""
     offset: Number = Field(0.0, exclude_if=is_default(0.0))
-    """Added to the clipped score, in its own unit, before the weight."""
+    """Number that is added to the clipped score, in its own unit, before the weight."""
     whiten: Switch = Field(False, exclude_if=is_off)
     """In rollouts that are learned from, the clipped score less its mean over the rollout's responses, divided by their standard
     deviation (0 where all are equal). Curves, validation and judges have the score itself."""

@@ -148,7 +148,7 @@ class JudgeServer(Served):
     request: dict[str, Setting] = Field(default_factory=dict, max_length=MAX_NAMED)
     """More fields of the request, also nested ones: ``{seed: 1, chat_template_kwargs: {enable_thinking: false}}``."""
     price: Price | None = Field(None, exclude_if=is_unset)
-    """Price of its tokens, for the curve ``judge_cost`` and for ``budget.cost``. In no stage key."""
+    """Price of the model's tokens, for the curve ``judge_cost`` and for ``budget.cost``. In no stage key."""
     budget: Budget | None = Field(None, exclude_if=is_unset)
     """Most that the stage may spend; it ends when that is spent, and goes on with a larger budget. In no stage key."""
 

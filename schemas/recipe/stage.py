@@ -142,7 +142,7 @@ class Resources(Frozen):
     """Seconds of one attempt, from the start of its computation, after which the stage saves its state and ends with exit code
     75; the same command goes on from there. None: no limit."""
     max_gpu_hours: Positive | None = Field(None, exclude_if=is_unset)
-    """The same in GPU hours: with 8 GPUs, 4 are half an hour. Without GPUs it is no limit."""
+    """Limit like ``max_seconds``, in GPU hours: with 8 GPUs, 4 are half an hour. Without GPUs it is no limit."""
     memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$")] | None = Field(
         None, exclude_if=is_unset
     )
@@ -218,7 +218,7 @@ class Stage(Work):
     microbatch_tokens: Count | None = Field(None, exclude_if=is_unset)
     """Most positions of one forward pass, padding included: its sequences times the longest of them; in sampling, times the
     longest prompt and ``generation.max_response_tokens``. Of what cannot be divided (one sequence, a pair, the responses of a
-    ranking) a pass may have more. With ``microbatch_size`` both hold. Changes as little. None: on a GPU the largest
+    ranking) a pass may have more. With ``microbatch_size`` both hold. No gradient or response changes. None: on a GPU the largest
     number that fits, found before the first step; on a CPU, and in ``reward_evaluation`` and ``benchmark_evaluation``, any number."""
 
     precision: Precision = Field("float32", exclude_if=is_default("float32"))

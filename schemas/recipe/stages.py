@@ -256,7 +256,7 @@ class PolicyOptimization(WatchedRollouts):
     """Learning rate of the critic's AdamW; read if ``algorithm`` has a critic that learns."""
     critic_optimizer: Literal["fresh", "carry"] = Field("fresh", exclude_if=is_default("fresh"))
     """``carry``: the critic's AdamW goes on with the moments and the number of steps of its pretraining, and has no warm-up
-    again; rate, decay and schedule are this stage's. ``fresh``: it begins anew."""
+    again; rate, decay and schedule are this stage's. ``fresh``: its moments begin at 0."""
     validate_every: Count = 10
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256

@@ -32,7 +32,7 @@ class RolloutCollection(Stage):
     samples_per_prompt: Count = 1
     """Responses to each training prompt."""
     held_out_samples_per_prompt: Count | None = None
-    """Responses to each validation or test prompt; None: as many."""
+    """Responses to each validation or test prompt; None: as many as to a training prompt."""
     batch_size: Count = 256
     """Responses in one batch; a finished batch is saved."""
     precision: Precision = "float32"

@@ -283,7 +283,7 @@ class LengthPenalty(RewardTerm):
     13). ``relative``: from 1/2 for the shortest down to −1/2 for the longest response to the prompt that is scored with it, 0
     if all are equal (Kimi k1.5, arXiv 2501.12599 §2.3.3, for wrong responses too)."""
     limit: Count | None = None
-    """Tokens; None: ``generation.max_response_tokens``. Not for ``relative``."""
+    """Length in tokens that the penalty is relative to; None: ``generation.max_response_tokens``. Not for ``relative``."""
     buffer: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = None
     """Share of the limit at its end over which ``overlong`` goes down (DAPO: 0.2)."""
 

@@ -48,7 +48,7 @@ class Watch(Frozen):
     """The prompts that are answered: a dataset, or a mapping of ``data``, ``split`` and ``samples``. None: those that validate the
     stage, whose responses are judged too."""
     on_fall: Literal["warn", "stop", "restore_best", "finish"] = "restore_best"
-    """What happens then, as the actions of ``guards``."""
+    """What happens when the judge's score falls so, as the actions of ``guards``."""
 
     def measured_beside(self, validate_every: int) -> tuple[int, int]:
         """Return every how many iterations the policy is measured: by the reward alone, and by the judge too."""

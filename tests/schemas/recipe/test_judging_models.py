@@ -33,7 +33,10 @@ JUDGE = {"model": "grader"}
         ({"judge": {**JUDGE, "against": "answer", "scale": [1, 5]}}, "scale is read only without against"),
         ({"judge": {**JUDGE, "unreadable": 0.0}}, "unreadable=0 is read only where an answer can be"),
         ({"judge": {**JUDGE, "temperature": 1.0}}, "Extra inputs are not permitted"),
-        ({"judge": {**JUDGE, "criteria": {"a": "?"}}, "whiten": True}, "clip, offset and whiten apply to one"),
+        (
+            {"judge": {**JUDGE, "criteria": {"a": "?"}}, "whiten": True},
+            "clip, offset and whiten apply to one",
+        ),
         ({"judge": {**JUDGE, "criteria": {"a": "?"}}, "scores": {"b": {}}}, "scores names b"),
         ({"judge": {}}, "Field required"),
         ({"judge": "grader"}, "Input should be a valid dictionary or instance of JudgeServer"),
