@@ -51,7 +51,7 @@ class Measured:
     sampling: float
     """CPU seconds."""
     positions: int
-    """That the passes of the update computed."""
+    """Positions that the passes of the update computed."""
     update_mib: float
     sampling_mib: float
 

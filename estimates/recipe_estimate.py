@@ -81,7 +81,7 @@ class StageEstimate:
     flops: float
     seconds: float
     seconds_in_bfloat16: float | None
-    """The same with ``precision: bfloat16``; None: it has that, or it is estimated for a CPU."""
+    """Seconds with ``precision: bfloat16``; None: the stage has that, or it is estimated for a CPU."""
     smallest: tuple[Layout, int] | None
     """The layout with the fewest GPUs in which the stage fits, and its micro-batch there."""
     faster: Faster | None = None

@@ -117,7 +117,7 @@ class Engine:
 
     place: Literal["process", "servers", "url"]
     count: int
-    """How many: servers, or one in the process of each rank (``engine_timing.on_ranks``)."""
+    """Number of engines: servers, or one in the process of each rank (``engine_timing.on_ranks``)."""
     max_rows: int | None
     """``rollout.max_rows``."""
     is_beside: bool = False

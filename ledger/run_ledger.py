@@ -58,7 +58,7 @@ class CopyStatus:
     """MLflow's copy of a published artifact."""
 
     location: str | None
-    """Its address; None: there is none."""
+    """Address of the copy; None: there is none."""
     repaired: tuple[str, ...]
     """Problems of an existing copy, which was replaced from the store."""
     refused: str | None

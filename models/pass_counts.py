@@ -36,7 +36,7 @@ class PassCounts:
     graph_replays: int = 0
     """Tokens for whole batches that captured steps drew."""
     graph_fallbacks: int = 0
-    """How often the plain loop sampled a batch, or the rest of one, although captured steps were to be used."""
+    """Number of times that the plain loop sampled a batch, or the rest of one, although captured steps were to be used."""
 
 
 class _Counting(threading.local):

@@ -44,7 +44,7 @@ class Listed:
     files: Mapping[str, str]
     """Path → sha256 in the manifest, for the files that exist with the right size."""
     to_hash: tuple[FileToHash, ...]
-    """The same files, ready to be hashed."""
+    """The files of the artifact, ready to be hashed."""
 
 
 class ReadOnlyStore(Readable, Protocol):

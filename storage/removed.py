@@ -48,16 +48,16 @@ class RemovedFile(Frozen):
     """A file that the artifact had."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     sha256: str
-    """In lower-case hexadecimal."""
+    """The file's sha256 in lower-case hexadecimal."""
 
 
 class Removal(Frozen):
     """An artifact that was removed."""
 
     digest: str
-    """Its digest: the sha256 of its manifest."""
+    """The artifact's digest: the sha256 of its manifest."""
     when: str
     """Time of the removal (ISO 8601, UTC), by the machine's clock."""
     why: str
@@ -67,7 +67,7 @@ class Removal(Frozen):
     files: dict[str, RemovedFile] | None
     """Path → file, from the manifest, which was checked against the digest; None: the manifest was damaged already."""
     measured: Measured | None
-    """Its metrics, checked against the manifest; None if ``files`` is None."""
+    """The artifact's metrics, checked against the manifest; None if ``files`` is None."""
     refs: tuple[Ref, ...] = Field(default=())
     """Every ref that pointed to it and was removed, by stage key: parents, key parts, provenance, run."""
 

@@ -31,11 +31,11 @@ class Facts:
 
     name: str
     memory: float
-    """Bytes."""
+    """Bytes of its memory."""
     peak: Rates | None
-    """By the data sheet; None: not in the table."""
+    """Speeds by the data sheet; None: the device is not in the table."""
     measured: Rates
-    """By a large product and a copy."""
+    """Speeds measured by a large product and a copy."""
 
 
 def data_sheet(name: str) -> Device | None:

@@ -43,7 +43,7 @@ class Work:
     read: float = 0.0
     """Bytes of memory, where these bound it beside the products."""
     tokens: int = 0
-    """That it samples, reads or learns from."""
+    """Tokens that it samples, reads or learns from."""
 
     def seconds(self, rates: Rates) -> float:
         """Return the floor."""

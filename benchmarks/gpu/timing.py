@@ -18,13 +18,13 @@ class Timed:
     """A part of an iteration, over those that were measured."""
 
     seconds: float
-    """The median."""
+    """Median seconds of an iteration."""
     lowest: float
     highest: float
     peak_memory: float
     """Bytes, at most: of tensors on a GPU; of the whole process on a CPU."""
     waits: int | None = None
-    """How often Python waited for the GPU, in one iteration more; None on a CPU."""
+    """Number of times that Python waited for the GPU in one more iteration; None on a CPU."""
 
 
 def time_parts(

@@ -32,12 +32,12 @@ class Workload:
     name: str
     kind: Kind
     rows: int
-    """In one iteration: responses of a rollout, demonstrations, or pairs."""
+    """Rows of one iteration: responses of a rollout, demonstrations, or pairs."""
     shortest: int
     longest: int
     """Tokens of a response, its end-of-sequence token included."""
     prompt_tokens: int = 32
-    """Its beginning-of-sequence token included."""
+    """Tokens of a prompt, its beginning-of-sequence token included."""
     group: int = 1
     """Responses to each prompt."""
     epochs: int = 1
@@ -147,7 +147,7 @@ class Work:
     trained_positions: int
     """``trained_tokens``, prompts as often as they were read, and padding: what was computed for a gradient."""
     read_positions: int
-    """The same of all passes without a gradient, sampling included."""
+    """Positions of all passes without a gradient, sampling included."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Times:
     """The time of a stage's iterations, by phase."""
 
     phases: tuple[PhaseTime, ...]
-    """Those that took any time, in their order."""
+    """The phases that took any time, in their order."""
     iterations: int
     seconds: float
     """Mean of an iteration."""
@@ -169,7 +169,7 @@ class Token:
 
     text: str
     logprob: float
-    """In nats, under the distribution that it was drawn from."""
+    """The token's log-probability in nats, under the distribution that it was drawn from."""
     value: float | None = None
     """The critic's value before it saw the token; None: no critic read it."""
 

@@ -100,7 +100,7 @@ class AttemptBegun(Frozen):
     """The start of a computation."""
 
     attempt: int
-    """Its number among all attempts at the stage key, starting at 1."""
+    """Number of the attempt among all at the stage key, starting at 1."""
     provenance: dict[str, str]
     scratch: Path
     """Folder of its progress and its metric journal."""

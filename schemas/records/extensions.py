@@ -21,11 +21,11 @@ class Shorter(Frozen):
     run_id: str
     """The run that made it."""
     step: str
-    """Its name in that run."""
+    """The stage's name in that run."""
     stage_key: str
     digest: str
     length: float
-    """Its iterations, or epochs."""
+    """The stage's iterations, or epochs."""
     provenance: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
     """Identity of the computation."""
     verdicts: tuple[Verdict, ...] = Field((), exclude_if=is_default(()))

@@ -74,7 +74,7 @@ class MergeRequest(Frozen):
     """Merge adapters and their base model into one model."""
 
     output: Path
-    """A new folder."""
+    """A new folder for the merged model."""
 
 
 class Merged(Frozen):

@@ -55,7 +55,7 @@ class Verdict(Frozen):
     method: IntervalMethod | None = Field(None, exclude_if=is_unset)
     """Method of the interval. None: the metric is not an estimate, or an earlier version judged (``earlier_intervals``)."""
     counts: dict[str, float] = Field(default_factory=dict, exclude_if=is_unset)
-    """What the method reads beside ``n``, ``measured`` and ``standard_error``: ``rows``; of a comparison of shares
+    """Counts that the method reads beside ``n``, ``measured`` and ``standard_error``: ``rows``; of a comparison of shares
     ``differing_rows``; for prompts of unequal size ``equal_prompts``; of a ratio of squares ``carrying_prompts``."""
     confidence: float | None = None
     """The gate's confidence: if set, a bound of the interval was compared, else the measured number."""

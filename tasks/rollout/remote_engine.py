@@ -95,7 +95,7 @@ class _Asked:
     others: Sequence[VllmServer] = ()
     """Servers that have others, and can be given the weights."""
     based: Set[VllmServer] = frozenset()
-    """Those of them that have an earlier version of this engine: where the policy has adapters, they get these alone."""
+    """Servers among ``others`` that have an earlier version of this engine: where the policy has adapters, they get these alone."""
     faults: Faults = ()
 
 
@@ -106,7 +106,7 @@ class _Kept:
     version: str
     folder: Path
     files: ExitStack
-    """Removes them."""
+    """Removes the files when it is closed."""
 
 
 class RemoteEngine(SamplesWhenAsked):

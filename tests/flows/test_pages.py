@@ -47,7 +47,7 @@ class Shown:
     record: RunRecord
     mlflow: str
     prefect: str
-    """Without ``/api``."""
+    """Prefect's address without ``/api``."""
     runs: dict[str | None, str]
     """Stage → MLflow's id of its run."""
     models: dict[str, str]

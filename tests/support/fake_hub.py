@@ -31,7 +31,7 @@ class FakeHub:
     sent: dict[str, int] = field(default_factory=dict)
     """Path of a file → bytes of it that were sent."""
     is_gone: bool = False
-    """It hangs up on whoever asks."""
+    """Whether the hub hangs up on every request."""
 
     def bytes_sent(self, ending: str) -> int:
         """Return how many bytes of the files with this ending were sent."""

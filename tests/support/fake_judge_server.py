@@ -49,7 +49,7 @@ class Faults:
     counts: bool = True
     """Whether answers have the tokens of question and answer."""
     bad_scores: Callable[[dict[str, Any], int], Any] = lambda item, time: None
-    """The same for an item of a reward server."""
+    """Item of a reward server and how often it came before → a score that replaces the right one; None: the right one."""
 
 
 @dataclass

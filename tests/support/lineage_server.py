@@ -21,7 +21,7 @@ class Lineage:
     answers: int | None = None
     """The number of events that it still confirms; then it answers 503. None: all."""
     loses_answers: bool = False
-    """It keeps an event and answers 503 all the same."""
+    """Whether the server keeps an event and answers 503 all the same."""
 
 
 @contextmanager

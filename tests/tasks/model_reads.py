@@ -15,7 +15,7 @@ class Read:
     """One forward pass of a trunk."""
 
     model: int
-    """Which trunk, by its id."""
+    """The trunk, by its id."""
     positions: int
     tokens: int
     """Number of the positions that are not padding."""

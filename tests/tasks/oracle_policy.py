@@ -67,7 +67,7 @@ class Rollout:
     old_values: list[Tensor] | None
     targets: list[Tensor] | None
     critic_weight: float
-    """How far the advantages are the critic's."""
+    """Weight of the critic's advantages."""
     spread: list[Tensor] | None
     """Standard deviation over the heads of an ensemble."""
 

@@ -56,7 +56,7 @@ class Arm:
     family: str
     critic: str
     x: float | None
-    """What differs within the family: the explained variance aimed at, the factor, the shift or the constant."""
+    """The number that differs within the family: the explained variance aimed at, the factor, the shift or the constant."""
     weights: Tensor
     """(R,J)."""
 
