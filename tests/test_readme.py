@@ -183,7 +183,7 @@ EVALUATIONS = [
 
 @pytest.mark.parametrize("shown", EVALUATIONS)
 def test_the_evaluations_load_as_shown(shown: str) -> None:
-    """Among the quickstart's other stages, in the place of its own evaluation."""
+    """The evaluations load among the quickstart's other stages, in the place of its own evaluation."""
     quickstart = yaml.safe_load(
         (README_FILE.parent / "recipes" / "quickstart.yaml").read_text(encoding="utf-8")
     )

@@ -78,7 +78,7 @@ def test_only_selected_tokens_are_held_and_all_count_in_the_denominator() -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_between_two_passes_of_equal_weights_is_no_gradient(dtype: torch.dtype) -> None:
-    """Differences of one to four last places of 3 nats, either way; the last token is really apart."""
+    """Log-probabilities near 3 nats differ by one to four last places, either way; the last token is really apart."""
     places = torch.tensor([[-4.0, -1.0, 0.0, 1.0, 4.0, 4000.0]], dtype=dtype)
     apart = places * 2 * torch.finfo(dtype).eps
     leaf, old = (apart - 3.0).requires_grad_(), torch.full_like(apart, -3.0)

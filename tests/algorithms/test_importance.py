@@ -118,7 +118,7 @@ def test_an_effective_share_is_between_1_over_n_and_1() -> None:
 
 @pytest.mark.parametrize("ratio_of", ["token", "sequence"])
 def test_what_another_policy_drew_teaches_what_the_policys_own_responses_teach(ratio_of: str) -> None:
-    """Every response of two tokens out of three, weighted by its probability: no sampling noise.
+    """Every response of two tokens out of three is weighted by its probability, so there is no sampling noise.
 
     A product of ratios without a binding bound has exactly the gradient of the policy's own responses. Ratios of tokens come
     nearer to it than no ratio does.
@@ -177,7 +177,7 @@ def test_bounds_are_in_order_and_shapes_are_equal() -> None:
 
 @pytest.mark.parametrize("case", json.loads(BY_VERL.read_text())["cases"])
 def test_recorded_numbers_of_another_library(case: dict[str, Any]) -> None:
-    """verl's weights and rejections of the same ratios; the file names their functions."""
+    """The file holds verl's weights and rejections of the same ratios, and names verl's functions."""
     width = max(map(len, case["log_ratios"]))
     log_ratio, mask = torch.zeros(2, len(case["log_ratios"]), width, dtype=torch.float64)
     for row, ratios in enumerate(case["log_ratios"]):
@@ -198,7 +198,7 @@ def test_recorded_numbers_of_another_library(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_thousand_minibatches_have_the_weights_of_another_library(mode: str) -> None:
-    """TRL's, as ``record_importance.py`` has recorded them."""
+    """The weights equal TRL's, as ``record_importance.py`` has recorded them."""
     ratio_of, _, correction = mode.partition("_")
     ours = []
     for case in map(peer_case, range(COUNT)):

@@ -79,7 +79,7 @@ def test_the_error_that_is_told_is_the_true_spread(correlation: float) -> None:
 
 
 def test_a_ratio_of_uneven_clusters_is_told_its_true_spread() -> None:
-    """Tokens of responses of 5 to 50 tokens, each prompt with a level of its own, 1 to 4 responses to a prompt."""
+    """Responses have 5 to 50 tokens; each prompt has a level of its own, and 1 to 4 responses."""
     rng = np.random.default_rng(3)
     ratios, told = [], []
     for _ in range(3000):

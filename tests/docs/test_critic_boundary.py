@@ -173,7 +173,7 @@ def test_the_pages_tables_are_those_of_its_data(measured: list[dict[str, Any]]) 
 
 
 def test_the_headline_recomputed_from_the_gradients_moments_alone(measured: list[dict[str, Any]]) -> None:
-    """Ratio of variances of the oracle, and of the pretrained critic, by hand from ‖g_r‖² and ⟨g_r, ḡ⟩."""
+    """The ratios of variances of the oracle and of the pretrained critic follow by hand from ‖g_r‖² and ⟨g_r, ḡ⟩."""
     page = " ".join((PAGE / "README.md").read_text().split())
     for critic in ("pretrained", "oracle"):
         ratios = []

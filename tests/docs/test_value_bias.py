@@ -35,7 +35,7 @@ def test_the_summary_is_that_of_the_seeds(measured: list[dict[str, Any]]) -> Non
 def test_the_page_shows_the_mean_and_its_interval(
     measured: list[dict[str, Any]], part: str, critic: str, quantity: str
 ) -> None:
-    """Student's t over the five seeds, computed from the rows alone."""
+    """The interval is Student's t over the five seeds, computed from the rows alone."""
     numbers = [
         row["value"]
         for row in measured

@@ -125,7 +125,9 @@ def engine_at(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["tied", "qwen"])
 def test_every_update_reaches_a_real_server(name: str, tmp_path: Path) -> None:
-    """Three updates, the last one small; the same seeds again; greedy responses, and one that ends at a stop string."""
+    """The policy is updated three times, the last time by little. The same seeds are sampled again, also greedily, and
+    one response ends at a stop string.
+    """
     folder = model(tmp_path / "model", name)
     with serving(folder) as url:
         policy, codec, engine = engine_at(folder, url, tmp_path, temperature=0.7)
@@ -255,7 +257,9 @@ def test_a_whole_stage_samples_with_a_real_server(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_real_server_teaches_as_the_teacher_in_process(tmp_path: Path) -> None:
-    """Whole distillations: the KL of each rollout, and at the end; a student with another tokenizer is refused."""
+    """Two whole distillations have the same KL of each rollout and at the end; a student with another tokenizer is
+    refused.
+    """
     pipeline = Pipeline(tmp_path / "pipeline", width=128)
     changes: dict[str, Any] = {"kl": "sampled", "reward": VERIFIER}
     held = job_in(pipeline, tmp_path / "held", **changes)

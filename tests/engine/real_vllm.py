@@ -188,7 +188,7 @@ def test_greedy_responses_and_stop_strings_are_those_of_the_loop(tmp_path: Path)
 
 
 def test_sampled_frequencies_are_those_of_the_softmax(tmp_path: Path) -> None:
-    """2,000 first tokens: every frequency within five standard errors of its probability."""
+    """Of 2,000 first tokens, every frequency is within five standard errors of its probability."""
     policy, _, engine = engine_at(model(tmp_path / "model", "tied"), temperature=1.3)
     count = 2000
     found = engine.generate(PROMPTS[:1], count=count, seed=9)
@@ -299,7 +299,9 @@ def test_a_small_update_that_bfloat16_hides_is_found_by_checksums(
     ],
 )
 def test_every_update_of_adapters_reaches_the_real_engine(name: str, lora: Lora, tmp_path: Path) -> None:
-    """Layers that vLLM fuses, all of a fused layer or a part of it; three updates, the last one small; the base is given once."""
+    """vLLM fuses layers, of which all or a part have adapters. They are updated three times, the last time by little,
+    and the base is given once.
+    """
     policy, _, engine = engine_at(model(tmp_path / "model", name), lora=lora, temperature=0.7)
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     for number, update in enumerate((0.1, 0.05, 1e-4), start=1):

@@ -41,7 +41,9 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
 def test_a_run_makes_what_a_cpu_makes_and_the_same_bits_every_time(
     name: str, twice: tuple[Results, Results]
 ) -> None:
-    """Every kind of stage and every preset, in float32. Uniform numbers are drawn on the CPU, so responses are the same."""
+    """The run has every kind of stage and every preset, in float32. Uniform numbers are drawn on the CPU, so responses
+    are the same.
+    """
     recorded = read()["numbers"][name]
     first, second = (golden(results.of(name), recorded) for results in twice)
     assert first.digest == second.digest

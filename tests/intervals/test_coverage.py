@@ -142,8 +142,8 @@ def test_a_share_that_an_earlier_version_judged_is_judged_by_wilsons_interval() 
 
 
 def test_the_score_interval_is_tangos() -> None:
-    """The ends of the interval are where the score of the difference has the size t, found by maximising numerically
-    under the difference, with other means.
+    """The ends of the interval are where the score of the difference has the size t, which the test finds by another
+    method: it maximises the likelihood under the difference numerically.
 
     12 gained and 4 lost of 40; at each end the likelihood is greatest at a share lost that scipy finds.
     """

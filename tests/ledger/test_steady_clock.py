@@ -52,7 +52,7 @@ def test_a_process_that_goes_on_follows_what_is_recorded(moved: float, later: in
 def test_the_outbox_of_a_run_whose_clock_is_set_back_is_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hours back between the first process and the second."""
+    """The clock is set back by two hours between the first process and the second."""
     clocks = Clocks()
     monkeypatch.setattr("vantage.ledger.run_ledger.SteadyClock", clocks.clock)
     for _ in range(2):

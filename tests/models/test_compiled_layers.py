@@ -61,7 +61,9 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 
 def test_layers_share_graphs_and_shapes_are_symbols() -> None:
-    """Eight graphs: with and without gradients, with and without a mask, of one row and of several; of 3 layers or of 6."""
+    """There are eight graphs, for 3 layers or 6: with and without gradients, with and without a mask, of one row and of
+    several.
+    """
     torch._dynamo.reset()  # remove what other tests have compiled
     few, many = llama(3), llama(6)
     assert compile_layers(few, backend=TRACED) == 8
@@ -99,7 +101,7 @@ def test_states_and_gradients_are_those_of_the_layers_as_written(
 
 
 def test_packed_rows_have_their_graphs_before_the_first_pass() -> None:
-    """Rows of several sequences, and of a single one; of several rows, and of one."""
+    """The graphs are for rows of several sequences and of a single one, and for several rows and one."""
     compile_layers(llama(), backend=TRACED)
     model = llama()
     assert compile_layers(model, packs=True, backend=TRACED) > 0, "beside the graphs of rows of one sequence"
@@ -127,7 +129,7 @@ def test_gradients_that_are_there_stay_what_they_are() -> None:
 
 
 def test_sampling_runs_the_layers_as_written() -> None:
-    """The same bits, and no graph for any length."""
+    """Sampling gives the same bits, and makes no graph for any length."""
     plain, compiled = llama(), llama()
     compile_layers(compiled, backend=TRACED)
     taken_graphs()

@@ -405,7 +405,7 @@ def test_the_plain_loop_goes_on_from_where_a_capture_fails(
 def test_a_step_that_is_wrong_is_found_at_its_first_token(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A capture that replays nothing, and one that replays a step of other positions."""
+    """One capture replays nothing, and another replays a step of other positions."""
 
     class Nothing(Uncaptured):
         def __call__(self, step: Step, *, restore: Step) -> Step:

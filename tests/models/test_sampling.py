@@ -208,7 +208,9 @@ def test_what_cannot_be_sampled_is_refused(
     "limits", [PassLimits(tokens=30), PassLimits(3, 60), PassLimits(2), PassLimits(tokens=1)]
 )
 def test_batches_hold_both_bounds_and_are_as_large_as_these_allow(limits: PassLimits) -> None:
-    """The shortest first; a batch's positions are its rows times its longest prompt with four tokens of response."""
+    """The shortest prompts come first; a batch's positions are its rows times its longest prompt with four tokens of
+    response.
+    """
     lengths = [5, 1, 9, 3, 3, 2, 30, 8, 1, 4]
 
     def fits(batch: list[int]) -> bool:

@@ -92,7 +92,9 @@ def test_attention_of_one_token_refuses_what_it_does_not_compute() -> None:
 
 
 def test_attention_of_one_token_is_a_softmax_over_what_the_mask_shows() -> None:
-    """Written out head by head; two heads share keys and values, and the scale is not that of their width."""
+    """The test writes attention out head by head; two heads share keys and values, and the scale is not that of their
+    width.
+    """
     draw = torch.Generator().manual_seed(4)
     query = torch.randn(3, 4, 1, 6, generator=draw, dtype=torch.float64)
     keys, values = torch.randn(2, 3, 2, 5, 6, generator=draw, dtype=torch.float64)

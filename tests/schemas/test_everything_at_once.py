@@ -52,7 +52,9 @@ def test_switches_of_a_preset_that_is_not_known_are_checked_all_the_same(text: s
 
 
 def test_wrong_fields_do_not_hide_the_rules_of_what_they_stand_in(text: str) -> None:
-    """One field of the algorithm, one of the stage; then a rule in each, about other fields; then agreement."""
+    """One field of the algorithm and one of the stage are wrong, other fields break a rule of each, and the value stage
+    disagrees; all five are reported.
+    """
     policy = (
         "{preset: vapo, gamma: 2, drop_uniform_groups: true, samples_per_prompt: 1, kl_coef: 0.1}\n"
         "    learning_rate: -1\n    batch_size: 100\n    minibatch_size: 64"

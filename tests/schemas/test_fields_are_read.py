@@ -70,7 +70,7 @@ def test_every_field_is_found() -> None:
 
 
 def test_every_field_is_read_by_something() -> None:
-    """Outside schemas, or as one of the fields whose names stand in the tables of references."""
+    """A field is read outside of schemas, or its name is in the tables of references."""
     read = _names_read(EVERYTHING) | {name for kind in KINDS.values() for name in kind.roles}
     assert len(FIELDS) > 100
     assert [f"{model}.{field}" for model, field in FIELDS if field not in read] == []

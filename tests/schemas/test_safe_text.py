@@ -116,7 +116,7 @@ def test_any_text_can_be_printed_and_json_stays_the_same_json(text: str) -> None
     ],
 )
 def test_no_text_becomes_markdown(text: str) -> None:
-    """Read back as CommonMark reads it: a backslash before punctuation makes the next character plain."""
+    """The text is read back as CommonMark reads it: a backslash before punctuation makes the next character plain."""
     escaped = markdown_text(text)
     plain, markup, place = "", "", 0
     while place < len(escaped):

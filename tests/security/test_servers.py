@@ -101,7 +101,9 @@ def test_users_of_mlflow_may_only_read_what_is_not_theirs(tmp_path: Path) -> Non
 
 
 def test_make_servers_gives_each_install_passwords_of_its_own(tmp_path: Path) -> None:
-    """The same switches and logins as the containers; on loopback, which ``tests/deploy/test_servers.py`` connects to."""
+    """The servers have the same switches and logins as the containers, on loopback, which
+    ``tests/deploy/test_servers.py`` connects to.
+    """
     first, second = Settings(postgres_folder=tmp_path), Settings(postgres_folder=tmp_path)
     passwords = [
         each

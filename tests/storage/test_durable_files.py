@@ -104,7 +104,7 @@ def replace_often(path: Path, write: Callable[[Path, bytes], None], number: int)
 def test_processes_that_replace_one_file_disturb_neither_each_other_nor_readers(
     folder: Path, write: Callable[[Path, bytes], None]
 ) -> None:
-    """Three processes and a reader, which sees each time one of their contents, whole."""
+    """Three processes write and one reads, and the reader each time sees the whole content of one of them."""
     path = folder / "journal.jsonl"
     path.write_bytes(b"0 0 " * 100)
     forked = multiprocessing.get_context("fork")

@@ -331,7 +331,9 @@ def test_a_request_to_stop_does_not_wait_for_what_is_sampled_ahead(
 def test_what_may_run_beside_the_thread_knows_it(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Validation too; test prompts are sampled when the thread has ended. On a GPU, who is alone captures graphs."""
+    """Validation may run beside it, too; test prompts are sampled when the thread has ended. On a GPU, graphs are
+    captured only by a process without such a thread.
+    """
     said: list[tuple[str, bool]] = []
 
     def noted(*args: Any, is_beside_another: bool, **named: Any) -> Samples:

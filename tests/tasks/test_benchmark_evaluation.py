@@ -182,7 +182,9 @@ def test_what_is_written_greedily_is_that_of_transformers(
 def test_a_budget_of_positions_holds_in_every_pass_and_changes_no_answer(
     limits: PassLimits, pipeline: Any
 ) -> None:
-    """Likelihoods and written replies of lm-eval's own class; a pass's positions are those that attention reads."""
+    """Likelihoods and written replies are those of lm-eval's own class; a pass's positions are those that attention
+    reads.
+    """
     from lm_eval.api.instance import Instance
 
     folder = pipeline.folder("sft")

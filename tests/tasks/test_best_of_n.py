@@ -115,7 +115,7 @@ def test_a_response_that_was_cut_off_is_kept_only_if_its_score_says_so(
 def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sampled and scored once more from outside: by the reward model itself, a plain loop choosing."""
+    """The test samples and scores once more from outside: by the reward model itself, with a plain loop that chooses."""
     learnt: list[Sampled] = []
 
     def remember(policy: Any, optimizer: Any, kept: Sampled, *args: Any, **kwargs: Any) -> dict[str, float]:

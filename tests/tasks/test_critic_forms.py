@@ -60,7 +60,9 @@ def pretrained(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def test_a_value_stage_measures_what_its_critic_predicts_and_a_gate_reads_it(
     name: str, pretrained: dict[str, tuple[StageJob, Any]]
 ) -> None:
-    """The measure, from the kept critic's outputs on the test responses; explained variance and calibration are there too."""
+    """The test computes the measure from the kept critic's outputs on the test responses; explained variance and
+    calibration are there too.
+    """
     job, result = pretrained[name]
     metrics = result.metrics
     assert METRIC[name] in metrics and set(METRIC.values()) & set(metrics) == {METRIC[name]}
@@ -148,7 +150,9 @@ def test_another_head_than_the_recipe_s_is_refused_before_anything_is_sampled(
 
 
 def test_a_frozen_critic_is_read_and_costs_no_optimiser(pipeline: Any, tmp_path: Path) -> None:
-    """No update, no moments, nothing of it in a checkpoint; and its explained variance is that of the first rollout still."""
+    """The critic has no update, no moments, and no part in a checkpoint; its explained variance is still that of the
+    first rollout.
+    """
     critic = pipeline.folder("value")
     frozen = policy_job(pipeline, tmp_path / "frozen", critic, {"freeze_critic": "all"})
     networks = load_actor_critic(frozen, CPU)
@@ -177,7 +181,7 @@ def test_a_frozen_critic_is_read_and_costs_no_optimiser(pipeline: Any, tmp_path:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_adapters_carry_every_form(name: str, lora_pipeline: Any, tmp_path: Path) -> None:
-    """Pretrained with adapters, then trained on, then frozen beneath a policy with adapters of its own."""
+    """The critic is pretrained with adapters, then trained on, then frozen beneath a policy with adapters of its own."""
     job = value_job(lora_pipeline, tmp_path / "value", head=HEADS[name], iterations=2)
     result = run_stage(job)
     assert result.base is not None and METRIC[name] in result.metrics

@@ -81,7 +81,7 @@ def test_a_policy_stage_that_a_guard_finishes_is_the_stage_with_fewer_iterations
 
 
 def test_a_policy_stage_that_restores_its_best_hands_on_what_was_validated_before(pipeline: Any) -> None:
-    """Validated after iterations 0 and 2: what three iterations made is not looked at."""
+    """The stage validates after iterations 0 and 2, and does not look at what three iterations made."""
     job = pipeline.job("policy", guards=(fires_at("grad_norm_policy", "restore_best", over=3),))
     result = run_stage(job)
     assert result.ended_early is not None and result.ended_early.step == 3

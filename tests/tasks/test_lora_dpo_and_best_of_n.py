@@ -66,7 +66,9 @@ def test_killed_and_run_again_with_adapters_it_gives_the_same_bytes(
 
 
 def test_the_gap_that_dpo_reports_is_that_of_the_merged_model(lora_pipeline: Any, tmp_path: Path) -> None:
-    """β·(log π/π_ref of the chosen − of the rejected) over the test pairs, from full logits of models without adapters."""
+    """The gap is β·(log π/π_ref of the chosen − of the rejected) over the test pairs, from full logits of models
+    without adapters.
+    """
     job = job_of("dpo", lora_pipeline)(tmp_path)
     result = dpo.run(job)
     merge(ModelFiles(job.output, job.inputs["init.base"]), tmp_path / "merged")

@@ -171,7 +171,7 @@ PARTS = {"rubric.length": (1.0, lambda x: sorted((2.0, x, 6.0))[1] - 4), "rubric
 def test_each_score_is_normalised_within_its_group_before_the_sum(
     pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The advantages of a real rollout against numpy in float64, from the responses alone (GDPO)."""
+    """The advantages of a real rollout equal those of numpy in float64, from the responses alone (GDPO)."""
     switches = {"preset": "grpo", "samples_per_prompt": 4, "kl_loss_coef": 0.0, "normalise_each_score": True}
     job = with_reward(policy_job(pipeline, tmp_path, switches), TERMS, verifiers(RUBRIC), verifiers(GRADED))
     seen = rollouts_of(job, monkeypatch)

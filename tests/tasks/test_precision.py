@@ -22,7 +22,7 @@ def numbers(result: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MEASURE)
 def test_a_stage_that_measures_computes_as_in_autocast(name: str, pipeline: Any, few_prompts: Path) -> None:
-    """The same bits as with PyTorch's own context around the stage in float32, and others than without."""
+    """The stage gives the same bits as with PyTorch's own context around it in float32, and others than without."""
 
     def result(**changes: Any) -> StageResult:
         job = job_of(name, pipeline, Sampling(), **changes)

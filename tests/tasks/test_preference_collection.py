@@ -162,7 +162,7 @@ def test_a_demonstration_is_chosen_over_each_different_response() -> None:
 def test_a_reward_chooses_the_best_and_the_worst_of_each_prompt(
     judged: tuple[StageJob, StageResult],
 ) -> None:
-    """The first batch (of test prompts) once more, from outside: sampled, scored and chosen by a plain loop."""
+    """The first batch (of test prompts) is made once more from outside: sampled, scored and chosen by a plain loop."""
     job, _ = judged
     codec = codec_of(job, "policy")
     prompts = read_prompts(job.inputs["prompts"], "test", codec)
@@ -457,7 +457,7 @@ def likelier(model: Any, tokenizer: Any, question: str, answers: tuple[str, str]
 
 
 def test_a_model_as_judge_makes_pairs_where_both_orders_agree(pipeline: Any, tmp_path: Path) -> None:
-    """Every prompt's two responses, judged again by transformers alone; what the orders say differently is no pair."""
+    """Transformers alone judges every prompt's two responses again; where the two orders disagree there is no pair."""
     answers = ("A", "B")
     judge = Judge(model="sft", template=ASKED, answers=answers)
     work = JUDGED.model_copy(update={"judge": judge, "samples_per_prompt": 2})

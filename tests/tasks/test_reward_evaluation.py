@@ -86,7 +86,7 @@ def test_everything_that_is_promised_is_reported(measured: tuple[StageJob, Stage
 
 
 def test_subgroups_and_calibration_are_those_of_the_scores(measured: tuple[StageJob, StageResult]) -> None:
-    """Row by row, one pair at a time, in plain Python."""
+    """The test computes them row by row, one pair at a time, in plain Python."""
     job, result = measured
     pairs = read_completions(job.inputs["data"], "test", SIDES, codec_of(job, "reward_model"))
     model = load_scalar(job.inputs["reward_model"], role="reward")

@@ -112,7 +112,7 @@ def test_ids_texts_ends_and_log_probabilities_are_the_policy_s(made: Any) -> Non
 
 
 def test_scores_are_the_reward_s(made: Any) -> None:
-    """The reward model itself, one response at a time; 1 is lost where a response was cut off."""
+    """The scores are those of the reward model itself, one response at a time; 1 is lost where a response was cut off."""
     folder, _, job = made
     model = load_scalar(job.inputs["reward.main.0"])
     for row in rows_in(folder, "validation"):

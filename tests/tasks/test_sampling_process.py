@@ -114,7 +114,7 @@ def asked(model: OpenedModel, *texts: str, **settings: Any) -> list[tuple[str, f
 def test_vllm_answers_as_the_loop_and_starts_again_only_for_longer_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy answers, of a whole model and of adapters on it, whose matrices B are not 0."""
+    """The answers are greedy, of a whole model and of adapters on it, whose matrices B are not 0."""
     faults = fake_vllm.install(monkeypatch)
     build_builtin("tiny", tmp_path / "whole", seed=1)
     adapted = load_policy(tmp_path / "whole")

@@ -98,7 +98,9 @@ def inputs_of(folders: dict[str, Path], **roles: str) -> dict[str, Path]:
 
 @pytest.mark.parametrize("patience", [2, 9])
 def test_value_pretraining(patience: int, folders: dict[str, Path], tmp_path: Path) -> None:
-    """γ 0.9, moments of its own, another reference than the policy, two epochs of two minibatches, a falling rate."""
+    """The stage has γ 0.9, moments of its own, another reference than the policy, two epochs of two minibatches, and a
+    falling rate.
+    """
     work = ValuePretraining.model_validate(
         {
             **ROLLOUTS,
@@ -140,7 +142,7 @@ def test_value_pretraining(patience: int, folders: dict[str, Path], tmp_path: Pa
 def test_value_pretraining_on_collected_responses(
     fresh_share: float, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """All of a rollout collected, or half of it; the held-out responses always are. Every switch as above."""
+    """All of a rollout is collected, or half of it; the held-out responses always are. Every switch is as above."""
     work = ValuePretraining.model_validate(
         {
             **ROLLOUTS,
@@ -260,7 +262,9 @@ def test_best_of_n_collected_beforehand(folders: dict[str, Path], tmp_path: Path
 
 @pytest.mark.parametrize("kl", ["full", "sampled"])
 def test_distillation(kl: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    """Two responses a prompt, two epochs of three minibatches; a teacher that scores higher, and a best student before the last."""
+    """The stage has two responses a prompt, two epochs of three minibatches, a teacher that scores higher, and a best
+    student before the last.
+    """
     work = Distillation.model_validate(
         {
             **ROLLOUTS,
@@ -409,7 +413,9 @@ def headline_says_which_split(outcome: Outcome) -> bool:
 
 @pytest.mark.parametrize("learns", ["data", "rankings"])
 def test_reward_modelling(learns: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    """Pairs with margins, centring and a likelihood of the chosen; or rankings with ties. Shifted at the end."""
+    """The stage learns pairs with margins, centring and a likelihood of the chosen, or rankings with ties. Scores are
+    shifted at the end.
+    """
     from_pairs = {"lm_coef": 0.3, "centre_coef": 0.05} if learns == "data" else {}
     name = "pairs" if learns == "data" else "rankings"
     work = RewardModelling.model_validate(
@@ -467,7 +473,9 @@ def test_evaluation(judge: str, folders: dict[str, Path], tmp_path: Path) -> Non
 
 
 def test_rollout_collection(folders: dict[str, Path]) -> None:
-    """Three responses to a training prompt, four to another; batches of four and three prompts, in micro-batches of five."""
+    """The stage collects three responses to a training prompt and four to another, in batches of four and three prompts
+    and micro-batches of five.
+    """
     work = RolloutCollection(
         kind="rollout_collection",
         policy="init",
@@ -491,7 +499,7 @@ def test_rollout_collection(folders: dict[str, Path]) -> None:
 
 
 def test_preference_collection(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Pairs of the best and the worst by a reward of a model and a verifier, in batches of two prompts."""
+    """A reward of a model and a verifier chooses the best and the worst for pairs, in batches of two prompts."""
     work = PreferenceCollection.model_validate(
         {
             "kind": "preference_collection",

@@ -393,7 +393,9 @@ def test_sharded_ranks_give_the_weights_and_the_metrics_of_one_process(
 
 
 def test_each_rank_reads_its_own_rows_alone(sharded: dict[str, StageJob]) -> None:
-    """Together the bytes of the weights once; neither rank more than half, but for weights of an odd number of rows."""
+    """Together the ranks read the bytes of the weights once; neither reads more than half, but for weights of an odd
+    number of rows.
+    """
     job = sharded["sft"]
     weights = load_file(job.inputs["init"] / "model.safetensors")
     whole = sum(weight.numel() * weight.element_size() for weight in weights.values())

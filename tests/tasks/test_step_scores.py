@@ -350,7 +350,7 @@ def test_a_marker_that_no_response_of_a_rollout_has_is_warned_of(
 
 
 def test_each_beginning_is_asked_about_with_its_own_prompt_and_answer() -> None:
-    """Two, one and three steps; every case has another score."""
+    """The responses have two, one and three steps, and every case has another score."""
 
     class Joined(Letterwise):
         def response_texts(self, rows: list[list[int]]) -> list[str]:

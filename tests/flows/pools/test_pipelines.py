@@ -190,7 +190,9 @@ def test_the_limit_is_registered_and_what_somebody_paused_stays_paused(
 def test_a_deployment_that_somebody_paused_stays_paused_without_a_schedule_and_with_two(
     client: "SyncPrefectClient", recipe_file: Path
 ) -> None:
-    """Deployed without a schedule meanwhile; and with one of somebody else beside ours, which alone is paused."""
+    """The deployment is deployed without a schedule meanwhile, and with somebody else's schedule beside ours, which
+    alone is paused.
+    """
     from prefect.client.schemas.schedules import CronSchedule
 
     def schedules() -> list[tuple[str, bool]]:

@@ -50,7 +50,7 @@ def assert_wrong(report: AuditReport, *said: str) -> None:
 
 
 def test_a_description_that_mlflow_cannot_load_is_wrong(case: Case) -> None:
-    """A tab after a colon: YAML for other loaders."""
+    """The description has a tab after a colon, which other loaders read as YAML."""
     description = case.copy_of("fake") / "MLmodel"
     description.write_text(description.read_text().replace("model_id: ", "model_id:\t"))
     with pytest.raises(yaml.YAMLError):

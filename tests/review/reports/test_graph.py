@@ -99,7 +99,7 @@ def test_its_label_says_what_is_drawn_and_names_are_text() -> None:
 
 
 def test_steps_that_read_each_other_are_drawn_all_the_same() -> None:
-    """A record that someone edited."""
+    """Someone edited the record, so that two steps read each other."""
     assert len(boxes(drawn([step("a", "b"), step("b", "a")]))) == 2
 
 

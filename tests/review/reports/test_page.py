@@ -148,7 +148,7 @@ def test_numbers_by_hand() -> None:
 
 @pytest.mark.slow
 def test_thirty_stages_and_ten_thousand_rows_stay_small_and_quick() -> None:
-    """9,900 rows; seconds of this process alone, since others may compute beside it."""
+    """The page shows 9,900 rows; only the seconds of this process count, since others may compute beside it."""
     many = replace(
         report(30), curves=tuple(replace(curves("s", 67), step=f"s{place}") for place in range(30))
     )

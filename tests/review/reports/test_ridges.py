@@ -33,7 +33,7 @@ def test_a_density_by_hand() -> None:
 
 
 def test_equal_scores_are_in_one_bin() -> None:
-    """A verifier's rewards: 0 for the lower half, 1 for the rest."""
+    """A verifier's rewards are 0 for the lower half and 1 for the rest."""
     ridge = Ridge("1", ((0.05, 0.0), (0.5, 0.0), (0.75, 1.0), (0.95, 1.0)), "iteration")
     edges = [-0.25, 0.25, 0.75, 1.25]
     assert density(ridge, edges) == pytest.approx([0.45 + 0.25 * 0.25, 0.25 * 0.5, 0.2 + 0.25 * 0.25])

@@ -159,7 +159,7 @@ def test_the_same_run_has_the_same_page_which_is_whole(found: Found, tmp_path: P
 
 
 def test_energy_is_that_of_all_attempts_that_told_it(found: Found) -> None:
-    """sft: two attempts, of 1.5 and 2 J, and a third whose process died; nothing of the others."""
+    """The stage sft has two attempts, of 1.5 and 2 J, and a third whose process died; the other stages recorded none."""
     workspace, record = found(1)
     outbox = workspace.folder(record.run_id) / "ledger" / "outbox.jsonl"
     lines = [json.loads(line) for line in outbox.read_text().splitlines()]

@@ -158,6 +158,6 @@ def test_the_stage_needs_a_teacher() -> None:
 
 
 def test_the_learning_rate_is_minillms_by_the_width_of_the_model(plain: dict[str, Any]) -> None:
-    """5e-6 at width 4,096."""
+    """The rate is 5e-6 at width 4,096."""
     found = with_learning_rates(parsed(plain), width=1024).stages["student"]
     assert isinstance(found, Distillation) and found.learning_rate == 2e-5

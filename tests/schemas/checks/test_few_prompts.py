@@ -61,7 +61,7 @@ def test_what_nobody_knows_yet_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_four_pairs_cannot_tell_anything(tmp_path: Path) -> None:
-    """4 right of 4: at least 0.283."""
+    """4 right of 4 pairs show that the share is at least 0.283."""
     assert warned(tmp_path, preferences=4) == [
         "stages.reward.gate: pair_accuracy is measured on 4 prompts at most, of which not even a perfect result tells "
         "it from 0.7; set more apart in data.preferences.split.test"
@@ -99,7 +99,7 @@ def test_fewer_samples_than_prompts_are_as_few_prompts(tmp_path: Path) -> None:
 
 
 def test_rows_that_have_been_counted_are_what_counts(tmp_path: Path) -> None:
-    """A share of 0.05 of a small file."""
+    """A share of 0.05 of a small file is held out."""
     [said] = warned(
         tmp_path,
         preferences=0.05,

@@ -156,7 +156,7 @@ VALUES: dict[str, Any] = {"subtract": 1.0, "replace": 1.0, "at_least": 1.0, "at_
     ],
 )
 def test_fields_that_exclude_or_need_each_other(model: str, fields: tuple[str, ...]) -> None:
-    """Each of them left out, null, or given: in every combination the class and the schema say the same."""
+    """Each of the fields is left out, null, or given; in every combination the class and the schema agree."""
     recipe = read("quickstart")
     recipe["stages"]["pairs"] = {"kind": "preference_collection", "policy": "sft"}
     recipe["stages"]["dpo"] = {"kind": "dpo", "init": "sft"}

@@ -74,7 +74,7 @@ SURE = {"pair_accuracy": Uncertainty(n=32, rows=32, standard_error=0.0807)}
 
 
 def test_a_verdict_says_how_many_prompts_and_between_what() -> None:
-    """SmolLM2's own gate: 23 of 32 pairs."""
+    """The numbers are those of SmolLM2's own gate: 23 of 32 pairs."""
     verdict = check_gate(Gate(metric="pair_accuracy", at_least=0.7), {"pair_accuracy": 23 / 32}, SURE)
     assert (verdict.passed, verdict.n, verdict.standard_error) == (True, 32, 0.0807)
     exact = beta.ppf(0.975, 24, 9)  # the upper end, as wrong pairs are the rarer ones; Wilson's is 0.848

@@ -163,7 +163,7 @@ def test_numbers_in_columns_of_one_pattern_are_read_from_csv(tmp_path: Path) -> 
 
 
 def test_several_rounds_written_as_json_are_a_conversation(tmp_path: Path) -> None:
-    """Chatbot Arena's; where the earlier answers differ, no pair is made."""
+    """The layout is Chatbot Arena's; where the earlier answers differ, no pair is made."""
 
     def row(n: int) -> Row:
         first = ["Hello!", "Good day." if n == 7 else "Hello!"]

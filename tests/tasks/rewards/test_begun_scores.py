@@ -317,7 +317,7 @@ def test_a_thread_may_begin_while_another_reads_scores(tmp_path: Path, fresh: An
 
 
 def test_a_term_waits_for_the_questions_that_another_has_begun(tmp_path: Path, fresh: Any) -> None:
-    """Both want the same scores, and the one that asked for none of them wants them first; each counts its own."""
+    """Both terms want the same scores, and the one that asked for none of them wants them first; each counts its own."""
     with FakeJudge(delay=0.05) as server:
         first, second = (
             loaded(tmp_path, server, at_once=2, request_seconds=SECONDS, patience_seconds=SECONDS)

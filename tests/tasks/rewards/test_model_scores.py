@@ -34,7 +34,7 @@ def score(sequences: Sequences, *, limits: PassLimits) -> torch.Tensor:
 
 
 def test_equal_responses_have_one_score_whatever_stands_beside_them() -> None:
-    """Forty copies of a response between others of many lengths, scored in microbatches of other widths."""
+    """Forty copies of a response are scored between others of many lengths, in microbatches of other widths."""
     draw = torch.Generator().manual_seed(1)
 
     def ids(length: int) -> list[int]:

@@ -283,7 +283,7 @@ def test_a_refused_question_is_an_unreadable_answer_where_the_recipe_has_a_numbe
 def test_a_question_that_is_refused_first_is_kept_when_others_are_answered(
     server: FakeJudge, tmp_path: Path, fresh: Any
 ) -> None:
-    """One at a time; after a restart, no other question may be left to ask."""
+    """Questions are asked one at a time; after a restart, no other question may be left to ask."""
     server.faults.refuses = lambda text: 400 if PROMPTS[0] in text else None
     asked = judge(server, unreadable=0.0, at_once=1)
     right = [0.0, *(float(points(question(row))) for row in range(1, 4))]

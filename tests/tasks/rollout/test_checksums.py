@@ -179,7 +179,7 @@ def test_large_weights_are_not_hashed_in_vain(
 def test_large_weights_are_compared_on_request(
     chosen: bool | None, numbers_of_weights: int, is_compared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two bytes each."""
+    """A weight has two bytes in bfloat16, and more than 16 bytes count as large here."""
     monkeypatch.setattr(checksums, "MOST_BYTES_AT_FIRST", 16)
     compared = Checksums(chosen, "bfloat16")
     assert (compared.begin([torch.zeros(numbers_of_weights)]) is not None) == is_compared

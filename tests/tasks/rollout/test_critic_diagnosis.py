@@ -100,7 +100,9 @@ def test_metrics_are_named_as_the_table_names_them() -> None:
 
 
 def test_the_order_of_responses_is_read_half_way_through_each() -> None:
-    """Kendall's τ from every pair of responses to a prompt, at token ⌊L/2⌋ of each; at the last token it is another."""
+    """Kendall's τ is computed from every pair of responses to a prompt, at token ⌊L/2⌋ of each; at the last token it is
+    another.
+    """
     values, returns, mask, prompts = batch(7)
     lengths = mask.sum(dim=1).tolist()
 

@@ -25,7 +25,7 @@ from vantage.tasks.rollout.servers_on_nodes import PlacedProcess
 def test_what_a_look_at_it_says(
     answer: Any, is_running: bool, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that answers late runs; one whose actor is gone does not, from the first look on."""
+    """A process that answers late runs; one whose actor is gone does not, from the first look on."""
 
     def get(reference: Any, *, timeout: float) -> Any:
         if isinstance(reference, Exception):

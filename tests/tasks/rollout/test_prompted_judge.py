@@ -151,7 +151,9 @@ def test_what_looks_like_a_field_in_a_response_stays_as_it_is() -> None:
 
 
 def test_preferences_are_those_of_the_models_own_forward_pass() -> None:
-    """A random Llama in float64, question by question without padding; an answer of several tokens is their sum."""
+    """A random Llama in float64 answers question by question without padding; an answer of several tokens has the sum
+    of their log-probabilities.
+    """
     tokenizer = build_byte_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(

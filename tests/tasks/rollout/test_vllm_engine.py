@@ -135,7 +135,7 @@ def test_an_update_reaches_the_engine_and_what_was_cached_is_forgotten(pipeline:
     ],
 )
 def test_an_update_that_is_skipped_is_found(by: float, message: str, pipeline: Any, faults: Faults) -> None:
-    """A large one by the bound; a small one since the engine is nearer to the policy of before."""
+    """A large update is found by the bound, and a small one because the engine is nearer to the policy of before."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec)
     engine.generate(prompts, count=1, seed=1)

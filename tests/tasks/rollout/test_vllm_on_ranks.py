@@ -97,7 +97,7 @@ def sampled(folder: Path) -> dict[str, Any]:
 def test_each_rank_samples_its_share_from_whole_weights(
     strategy: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The responses of one process; the ranks' own process group outlives a vLLM that ends it."""
+    """The ranks' responses are those of one process, and their own process group outlives a vLLM that ends it."""
     fake_vllm.install(monkeypatch)
     alone = sampled(folder)
     both = on_ranks(sampled, folder, strategy=strategy)

@@ -309,7 +309,9 @@ def test_a_blended_critic_draws_what_follows_a_cut_to_the_mean_too() -> None:
 
 @pytest.mark.parametrize("share_of_noise", [0.0, 0.3, 0.6, 0.8, 0.95, 1.0, 1.3, 2.0])
 def test_the_switched_advantages_have_the_variance_of_the_better_baseline(share_of_noise: float) -> None:
-    """Two hundred pairs of responses with known returns, and critics from perfect to worse than any constant."""
+    """The test draws two hundred pairs of responses with known returns, and critics from perfect to worse than any
+    constant.
+    """
     generator = torch.Generator().manual_seed(3)
     algorithm = Algorithm.model_validate({"preset": "evpo", "kl_coef": 0.0})
     scores = torch.randn(400, generator=generator)

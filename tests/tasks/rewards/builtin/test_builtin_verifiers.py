@@ -382,7 +382,7 @@ def test_the_last_match_is_judged_and_none_is_wrong() -> None:
 
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", "(.*)*x.*y.*z", "(a?){40}(a){40}b"])
 def test_no_expression_takes_more_than_linear_time(pattern: str) -> None:
-    """Each takes exponential time, or one of a high power, in Python's own engine."""
+    """Each expression takes exponential time, or one of a high power, in Python's own engine."""
     verify = loaded("regex", pattern=pattern, whole=False)
     began = time.process_time()
     assert verify("p", "a" * 100_000, None) is False
