@@ -196,7 +196,7 @@ _TABLE = (
         workload="vantage.estimates.stage_workloads.policy",
         curves_by="iteration",
         makes="policy",
-        revision=6,
+        revision=7,
         reads={
             "init": ("policy",),
             "reference": ("policy",),
@@ -321,7 +321,7 @@ _TABLE = (
         workload="vantage.estimates.stage_workloads.rollout_collection",
         curves_by="batch",
         makes="rollouts",
-        revision=4,
+        revision=5,
         reads={"policy": ("policy",)},
         other_models=("policy",),
         data={"prompts": "prompts"},
