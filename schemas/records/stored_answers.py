@@ -111,7 +111,9 @@ def read_answer(line: str | bytes) -> StoredAnswer:
     if end >= 0 and (seal := _SEAL.fullmatch(data, end)):
         data = data[:end] + b"}"
         if hashlib.sha256(data).hexdigest().encode() != seal[1]:
-            raise ValueError("the sha256 of the line is another one than it gives; the question is asked again")
+            raise ValueError(
+                "the sha256 of the line is another one than it gives; the question is asked again"
+            )
     answer = StoredAnswer.model_validate_json(data)
     if answer.question != (found := question_digest(answer.asked)):
         raise ValueError(
