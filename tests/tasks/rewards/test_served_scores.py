@@ -139,13 +139,13 @@ def test_failing_calls_change_no_score_and_nothing_is_asked_twice(
 ) -> None:
     """7 kinds of failures, on 30 % of the requests: refusals, no, half, wrong, double and late answers."""
     asked = (
-        judge(server, request_seconds=0.5)
+        judge(server, request_seconds=3.0, patience_seconds=30.0)
         if kind == "judge"
-        else RewardServer(url=server.url, version="1", batch=1, request_seconds=0.5, patience_seconds=5.0)
+        else RewardServer(url=server.url, version="1", batch=1, request_seconds=3.0, patience_seconds=30.0)
     )
     whole = scored(load(tmp_path / "whole", asked))
     server.seen.questions.clear()
-    server.faults.share, server.faults.late_seconds = 0.3, 1.0
+    server.faults.share, server.faults.late_seconds = 0.3, 4.0
     fresh()
     assert scored(load(tmp_path / "failing", asked)) == whole
     assert set(server.seen.questions.values()) == {1}
