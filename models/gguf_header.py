@@ -27,7 +27,7 @@ _EMBEDDINGS = "token_embd.weight"
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says of itself."""
+    """The header of a GGUF file: its settings, and the weights that it lists."""
 
     metadata: dict[str, Any]
     """Key → number, text, or list of these."""
