@@ -308,7 +308,7 @@ class Report:
     openings: int
     steps: tuple[Step, ...]
     decision: Decision | None = None
-    """What the first screen concludes; None: it could not be gathered."""
+    """The conclusion of the first screen; None: it could not be gathered."""
     next_steps: tuple[str, ...] = ()
     loosened: tuple[tuple[str, str], ...] = ()
     """(Step, gate that closed in an earlier run and that this run has made less strict)."""

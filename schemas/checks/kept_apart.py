@@ -53,7 +53,7 @@ def kept_apart_cycles(references: RecipeReferences) -> Iterator[Problem]:
     try:
         TopologicalSorter({name: others for name, others in waiting.items() if others}).prepare()
     except CycleError as error:
-        ring = error.args[1][::-1]  # each name stands before the one that it waits for
+        ring = error.args[1][::-1]  # each name is followed by the one that it waits for
         listed = ", ".join(f"data.{name} is kept apart from data.{other}" for name, other in pairwise(ring))
         path = ("data", ring[0], "near_duplicates", "held_out_of")
         yield Problem(path, f"datasets wait for one another: {listed}", "leave one of them out")

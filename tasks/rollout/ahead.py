@@ -138,7 +138,7 @@ class AheadEngine:
         """Weights that servers get when they have sampled what was begun."""
         self._begun: _Begun | None = None
         self._broken_off: _BrokenOff | None = None
-        """What is begun anew with the first weights inside the context."""
+        """A rollout that a request to stop broke off, which is begun again inside the context; None: there is none."""
         self._is_stopped = threading.Event()
         self.took_begun = False
         """Whether responses since the last `begin` were those that had been begun, by the policy before its last update."""

@@ -1,4 +1,4 @@
-"""``vantage critic`` on runs of fake stages shows what it finds, and says so where it finds nothing."""
+"""``vantage critic`` on runs of fake stages shows what it finds, and prints that it finds nothing where that is so."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Each failed attempt has the right consequence, and its message says what a person has to do."""
+"""Each failed attempt has the right consequence, and its message names the remedy."""
 
 from pathlib import Path
 from typing import Any

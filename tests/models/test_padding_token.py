@@ -1,4 +1,4 @@
-"""Only the row of an embedding whose token stands in no text may stay as it is."""
+"""Only the row of an embedding whose token is in no text may stay as it is."""
 
 import json
 import shutil

@@ -69,7 +69,7 @@ class Measured:
     whole: Tensor
     """(r,2+J',P'), of all parameters in the first r rollouts: the return, `WHOLE`, the batch mean."""
     parts: list[tuple[Tensor, Tensor]]
-    """Of each part by tokens left: Σ over rollouts of the products of its gradients (1+J,1+J), and their mean (1+J,P)."""
+    """For each part by tokens left, the sum over rollouts of the products of its gradients (1+J,1+J), and their mean (1+J,P)."""
 
 
 def measure(setting: Setting) -> Row:
