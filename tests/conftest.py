@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.mlflow_databases import forget_databases
 from tests.support.needs import missing, reason
+from tests.support.progress import Progress
 from tests.support.stand_in import ADDRESS
 
 pytest_plugins = ("tests.support.fixtures",)
@@ -86,21 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="vantage-cache-")
         os.environ["VANTAGE_CACHE"] = config.stash[_CACHE].name
-        config.pluginmanager.register(_FailuresAtOnce(config))
+        config.pluginmanager.register(Progress(config))
     os.environ[ADDRESS] = f"{os.environ['VANTAGE_CACHE']}/forks-{os.getpid()}"
-
-
-class _FailuresAtOnce:
-    """Print each failure at once, since a run that is ended from outside prints no summary."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
-        if report.failed and terminal is not None:
-            terminal.write_line(f"\nfailed in its {report.when}: {report.nodeid}", red=True)
-            terminal.write_line(report.longreprtext)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
