@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.folder_in_memory import use_folder_in_memory
 from tests.support.mlflow_databases import forget_databases
 from tests.support.needs import missing, reason
 from tests.support.progress import Progress
@@ -74,8 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let runs of tests end without a report, which takes seconds each; those that are about it ask for one.
 
     What a machine keeps is kept in one folder for all processes of the tests, and nothing of its user's is read. Files
-    are not synced to the disk, which was a third of the time of a small run: no test outlives a loss of power, and those
-    that simulate one watch the calls. A busy machine may take long for an example of hypothesis.
+    are not synced to the disk, which was a third of the time of a small run, and are in memory where there is room: no test
+    outlives a loss of power, and those that simulate one watch the calls. A busy machine may take long for an example of hypothesis.
     """
     settings.register_profile(
         "untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -85,6 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until the tests are collected
     os.environ["VANTAGE_REPORT"] = "0"
     if not hasattr(config, "workerinput"):
+        if config.option.basetemp is None:
+            use_folder_in_memory()
         config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="vantage-cache-")
         os.environ["VANTAGE_CACHE"] = config.stash[_CACHE].name
         config.pluginmanager.register(Progress(config))
