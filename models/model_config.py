@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vantage.models.folder_check import UnsafeModel
 from vantage.models.gguf_header import read_gguf_header
 from vantage.models.source_digest import parse_source
 from vantage.schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
@@ -135,6 +134,9 @@ def _elements(shape: list[int]) -> int:
 def _of_gguf(path: Path) -> ModelConfig:
     try:
         header = read_gguf_header(path)
+    except ValueError as error:
+        raise UnreadableConfig(str(error)) from error
+    try:
         found: dict[str, Any] = {"model_type": str(header.metadata["general.architecture"])}
         for theirs, ours in _GGUF_FIELDS.items():
             if (value := header.of_architecture(theirs)) is not None:
@@ -142,8 +144,6 @@ def _of_gguf(path: Path) -> ModelConfig:
         found["vocab_size"] = max(header.shapes["token_embd.weight"])
         found["tie_word_embeddings"] = "output.weight" not in header.shapes
         return ModelConfig(found, header.num_weights, None)
-    except UnsafeModel as error:
-        raise UnreadableConfig(str(error)) from error
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UnreadableConfig(
             f"{path} does not say its shape ({type(error).__name__}: {error}); give a Hugging Face folder"

@@ -14,6 +14,8 @@ from vantage.schemas.recipe.rollout import Sampling
 FIELD = "rollout"
 PLACES = ("url", "servers", "api_key_variable", "weights_folder")
 """Fields that say where a stage samples: a stage that sets one of the first two inherits none of them."""
+OF_OWN_SERVERS = ("tensor_parallel",)
+"""Fields about the servers that a stage starts: a stage that sets ``url`` inherits none of them either."""
 
 
 def with_shared_rollout(plain: Any) -> WrittenOut:
@@ -48,6 +50,8 @@ def _samples(stage: Any) -> bool:
 
 
 def _inherited(shared: Mapping[Any, Any], own: Mapping[Any, Any]) -> dict[Any, Any]:
-    is_elsewhere = any(place in own for place in PLACES[:2])
+    left_out: tuple[str, ...] = PLACES if any(place in own for place in PLACES[:2]) else ()
+    if left_out and own.get("servers") is None:
+        left_out += OF_OWN_SERVERS
     known = {name: each for name, each in shared.items() if name in Sampling.model_fields}
-    return {name: each for name, each in known.items() if not (is_elsewhere and name in PLACES)}
+    return {name: each for name, each in known.items() if name not in left_out}

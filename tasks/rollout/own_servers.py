@@ -338,8 +338,9 @@ def close_own_servers() -> None:
 
 def _require_parts(policy: PolicyModel, parts: int) -> None:
     """Raise ValueError if the model's attention heads cannot be shared out over so many processes."""
-    heads = policy.causal_lm.config.get_text_config().num_attention_heads
-    if heads % parts:
+    # some models have no attention; vLLM itself refuses those that it cannot cut
+    heads = getattr(policy.causal_lm.config.get_text_config(), "num_attention_heads", None)
+    if heads is not None and heads % parts:
         raise ValueError(
             f"rollout.tensor_parallel={parts} must divide the {heads} attention heads of the model; set it to one of "
             + ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)

@@ -251,7 +251,11 @@ class Sampled:
         asked, found = questions[0].asked, body["choices"][0]
         ids, reason = [int(token) for token in found["token_ids"]], found["finish_reason"]
         ended = bool(ids) and ids[-1] in asked["end_ids"]
-        if (reason == "stop") != ended or reason not in ("stop", "length"):
+        # where both hold, the reason depends on vLLM's version
+        possible = {"stop"} if ended else {"length"}
+        if ended and len(ids) == asked["max_tokens"]:
+            possible.add("length")
+        if reason not in possible:
             raise ValueError(
                 f"the response ended for the reason {reason!r:.80} after {len(ids)} tokens; it is asked for again"
             )

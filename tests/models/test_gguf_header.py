@@ -1,6 +1,7 @@
 """GGUF files are read within bounds: whatever a file holds, it is refused by name or gives the model that it describes."""
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,23 @@ def test_a_damaged_header_is_refused_by_all_that_read_it(case: str, tmp_path: Pa
         with pytest.raises(error) as refused_too:
             read(f"gguf:{path}")
         assert str(refused_too.value) == message
+
+
+def test_a_missing_package_is_named_by_all_that_read_a_header(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf.constants", None)
+    for read in (
+        read_gguf_header,
+        lambda path: hidden_size(f"gguf:{path}"),
+        lambda path: read_config(f"gguf:{path}"),
+    ):
+        with pytest.raises(ValueError) as refused:
+            read(whole)
+        assert (
+            str(refused.value)
+            == "reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]"
+        )
 
 
 @pytest.mark.timeout(60)

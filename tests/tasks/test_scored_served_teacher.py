@@ -169,6 +169,15 @@ def test_an_answer_that_is_no_whole_response_is_asked_for_again(choice: dict[str
     assert json.loads(whole.text) == {"ids": [7, 8, 9], "ended": False}
 
 
+def test_a_last_token_that_ends_a_response_of_the_limit_may_have_either_reason() -> None:
+    """Some versions of vLLM look at the limit first, and would give the same reason however often they are asked."""
+    asked = Question({"end_ids": [2], "max_tokens": 3, "prompt_ids": [1]}, "d", 0)
+    for reason in ("stop", "length"):
+        choice = {"token_ids": [7, 8, 2], "finish_reason": reason}
+        [whole] = Sampled().replies({"choices": [choice]}, questions=[asked])
+        assert json.loads(whole.text) == {"ids": [7, 8, 2], "ended": True}
+
+
 def test_a_gate_on_the_lead_needs_responses_of_the_server() -> None:
     text = RECIPE.replace("GENERATION", "")
     parse_recipe(text.replace("SAMPLED", "sampled: true"))

@@ -54,6 +54,22 @@ def same(one: Recipe, other: Recipe) -> bool:
         ),
         ("{engine: vllm, servers: 2}", "{url: 'http://a:1'}", "{engine: vllm, url: 'http://a:1'}"),
         ("{engine: vllm, servers: 1}", "{ahead: 1}", "{engine: vllm, servers: 1, ahead: 1}"),
+        (
+            "{engine: vllm, servers: 1, tensor_parallel: 2}",
+            "{url: 'http://a:1'}",
+            "{engine: vllm, url: 'http://a:1'}",
+        ),
+        ("{engine: vllm, servers: 1, tensor_parallel: 2}", "{servers: null}", "{engine: vllm}"),
+        (
+            "{engine: vllm, servers: 1, tensor_parallel: 2}",
+            "{servers: 3}",
+            "{engine: vllm, servers: 3, tensor_parallel: 2}",
+        ),
+        (
+            "{engine: vllm, servers: 1, tensor_parallel: 2}",
+            "{max_rows: 4}",
+            "{engine: vllm, servers: 1, tensor_parallel: 2, max_rows: 4}",
+        ),
         ("{max_rows: 8}", None, "{max_rows: 8}"),
     ],
 )

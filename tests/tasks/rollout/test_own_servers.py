@@ -35,6 +35,7 @@ from vantage.tasks.rollout.engine import load_engine
 from vantage.tasks.rollout.remote_engine import RemoteEngine
 from vantage.tasks.rollout.vllm_server import EngineUnavailable, ServerRefused
 from vantage.tasks.stages import run_stage
+from vantage.tasks.training import ranks
 from vantage.tasks.training.scratch import JOURNAL
 
 ROOT = Path(__file__).parents[3]
@@ -251,6 +252,16 @@ def test_parts_that_do_not_divide_the_attention_heads_are_refused(pipeline: Any,
     message = f"tensor_parallel={heads + 1} must divide the {heads} attention heads of the model; set it to one of 1, .*{heads}$"
     with pytest.raises(ValueError, match=message):
         own_servers.OwnServers(policy, tmp_path, count=1, key="k", settings=settings)
+
+
+def test_a_model_without_attention_is_left_to_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    config = SimpleNamespace(get_text_config=SimpleNamespace)
+    policy: Any = SimpleNamespace(causal_lm=SimpleNamespace(config=config))
+    for parts in (1, 2):
+        settings = own_servers.Settings("float32", 8, None, 1.0, tensor_parallel=parts)
+        own_servers.OwnServers(policy, tmp_path, count=2, key="k", settings=settings)
 
 
 @pytest.mark.parametrize(
