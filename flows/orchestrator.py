@@ -108,6 +108,8 @@ class Orchestrator:
         self.outages = outages_of(store.address, lambda text: watcher.say(f"  {text}", "yellow"))
         self.task_runs = TaskRuns()
         self._mending = threading.RLock()
+        self._answering = threading.Lock()
+        """Held while answers are taken up, so that a thread that finds none goes on after those of another are recorded."""
         self.makes_report = makes_report and is_wanted()
         """Whether its report is made at its end."""
         self._report: ReportProcess | None = None
@@ -195,19 +197,20 @@ class Orchestrator:
 
         An answer that another step's thread has taken up before its stage was recorded as waiting is among them.
         """
-        new = self.run.take_up_answers()
-        record = self.run.record
-        early = [
-            answer
-            for subject, question in record.questions.items()
-            if subject in record.stages
-            and record.stages[subject].status == "waiting_approval"
-            and (answer := answer_to(question, record.approvals)) is not None
-            and answer not in new
-        ]
-        for answer in (*new, *early):
-            self._recording.answered(answer)
-        return bool(new or early)
+        with self._answering:
+            new = self.run.take_up_answers()
+            record = self.run.record
+            early = [
+                answer
+                for subject, question in record.questions.items()
+                if subject in record.stages
+                and record.stages[subject].status == "waiting_approval"
+                and (answer := answer_to(question, record.approvals)) is not None
+                and answer not in new
+            ]
+            for answer in (*new, *early):
+                self._recording.answered(answer)
+            return bool(new or early)
 
     def blocked(self) -> list[str]:
         """Return steps that did not start because of another one, in order."""

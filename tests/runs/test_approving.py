@@ -1,6 +1,7 @@
 """A gate waits for a person: the right people may answer, and an answer holds for exactly what it was about."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -277,6 +278,37 @@ def test_an_answer_that_comes_before_its_stage_is_recorded_as_waiting_is_taken_u
         assert run.record.status == "completed"
     with Evidence(workspace) as evidence:
         assert audit(evidence, "latest").outcome != "wrong"
+
+
+@pytest.mark.usefixtures("offline")
+def test_steps_that_take_up_one_answer_at_once_record_it_once_and_find_it_recorded(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step that waits for the stage does so in a thread, and must not be blocked by a stage that waits no longer."""
+    with orchestrated(workspace, recipe_file, stage_function=FAKE, in_process=True) as orchestrator:
+        attempt_all(orchestrator)
+        run = orchestrator.run
+        answer(workspace, run.record.run_id, "sft", approved=True, by="ada", reason="fine")
+        recorded: list[Approval] = []
+        found: list[str] = []
+        answered = orchestrator._recording.answered
+
+        def slow(given: Approval) -> bool:
+            recorded.append(given)
+            time.sleep(0.2)
+            return answered(given)
+
+        def take_up() -> None:
+            orchestrator.take_up_answers()
+            found.append(run.record.stages["sft"].status)
+
+        monkeypatch.setattr(orchestrator._recording, "answered", slow)
+        threads = [threading.Thread(target=take_up) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(recorded), found) == (1, ["completed", "completed"])
 
 
 @pytest.mark.usefixtures("offline")
