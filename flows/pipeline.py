@@ -178,9 +178,13 @@ def _before(step: str, orchestrator: Orchestrator) -> list[str]:
 
 async def _allowed_meanwhile(orchestrator: Orchestrator) -> list[str]:
     """Return steps that were blocked, and that a person has let go on while the others ran."""
-    if orchestrator.stop.is_set() or not await asyncio.to_thread(orchestrator.take_up_answers):
+    if orchestrator.stop.is_set():
         return []
-    return orchestrator.blocked()
+    is_answered = await asyncio.to_thread(orchestrator.take_up_answers)
+    blocked = orchestrator.blocked()
+    # a step that waited for others as well may have taken up the answer that these were blocked by
+    is_free = any(orchestrator.obstacle(step) is None for step in blocked)
+    return blocked if is_answered or is_free else []
 
 
 async def _is_answered(run_id: str, workspace: str) -> bool:

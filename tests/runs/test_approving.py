@@ -1,5 +1,6 @@
 """A gate waits for a person: the right people may answer, and an answer holds for exactly what it was about."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from mlflow.tracking import MlflowClient
 from tests.support.orchestrated import Witness, attempt_all, events, orchestrated
 from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.execution import exit_code
+from vantage.flows.pipeline import _allowed_meanwhile
 from vantage.ledger.operations import MoveAlias, RecordApproval, from_json, to_json
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.target import audit
@@ -309,6 +311,24 @@ def test_steps_that_take_up_one_answer_at_once_record_it_once_and_find_it_record
         for thread in threads:
             thread.join()
         assert (len(recorded), found) == (1, ["completed", "completed"])
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("approved", [True, False])
+def test_a_blocked_step_goes_on_whichever_step_has_taken_up_the_answer(
+    workspace: Workspace, recipe_file: Path, *, approved: bool
+) -> None:
+    """A step that waits for others too takes it up when these are over; those that were blocked before it must not stay so."""
+    with orchestrated(workspace, recipe_file, stage_function=FAKE, in_process=True) as orchestrator:
+        attempt_all(orchestrator)
+        assert asyncio.run(_allowed_meanwhile(orchestrator)) == []
+        answer(
+            workspace, orchestrator.run.record.run_id, "sft", approved=approved, by="ada", reason="as it is"
+        )
+        assert orchestrator.take_up_answers(), "by a step that reads sft and another stage"
+        assert asyncio.run(_allowed_meanwhile(orchestrator)) == (["reward"] if approved else [])
+        orchestrator.stop.set()
+        assert asyncio.run(_allowed_meanwhile(orchestrator)) == []
 
 
 @pytest.mark.usefixtures("offline")
