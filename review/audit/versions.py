@@ -81,7 +81,7 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", published: list[
     if numbers and int(version.version) != min(numbers):
         yield (
             f"version {min(numbers)} holds the artifact already, and no run makes a second one: a process may have been killed as two "
-            f"registered it at once; `vantage publish RUN {version.name}` or the same recipe again deletes one that has neither "
+            f"registered it at once; `vantage publish RUN --model {version.name}` or the same recipe again deletes one that has neither "
             "an alias nor a text, and another one is to be deleted in MLflow"
         )
     if not any(each.digest == digest and each.facts is not None for each in published):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import typer.main
 import yaml
 from mlflow.tracking import MlflowClient
 
@@ -22,6 +23,7 @@ from tests.review.audit.tampering import (
     sealed_again,
     write,
 )
+from vantage.cli.main import app
 from vantage.runs.record import RunRecord
 
 
@@ -757,7 +759,11 @@ def test_a_second_version_and_a_second_run_that_say_they_are_ours(case: Case) ->
     double = client.create_run(ours.info.experiment_id, tags=tags)
     client.log_metric(double.info.run_id, "accuracy_gain", 0.9)
     wrong = found(case.audit("fake@champion"))
-    assert any("version 1 holds the artifact already" in each for each in wrong), wrong
+    [double_version] = [each for each in wrong if "version 1 holds the artifact already" in each]
+    [command] = re.findall(r"`vantage (publish [^`]*)`", double_version)
+    known: Any = typer.main.get_command(app)
+    given = known.commands["publish"].make_context("publish", command.split()[1:]).params
+    assert (given["run_id"], given["model"]) == ("RUN", "fake")
     assert any("evaluation: MLflow: a second run of MLflow" in each for each in wrong), wrong
     said = found(case.audit(double.info.run_id))
     assert any(
