@@ -236,23 +236,18 @@ def group_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
     Shapes, types and errors are as for `leave_one_out`. A group of one and a group of scores that are equal but for
     rounding get exactly 0. The paper leaves ddof and ε open; these are its widely used implementations'.
     """
-    deviations, index, sizes = _deviations(scores, group_ids)
-    variance = _sum_by_group(deviations.square(), index, sizes) / (sizes - 1).clamp(min=1)
-    largest = torch.zeros_like(variance).scatter_reduce(0, index, scores.detach().to(variance).abs(), "amax")
-    equal = is_rounding(variance.sqrt(), largest, _widened(scores))[index]
-    normalised = deviations / (variance.sqrt() + GROUP_EPSILON)[index]
-    return normalised.masked_fill(equal, 0.0).to(_widened(scores))
+    return _exactly_normalised(scores, group_ids).to(_widened(scores))
 
 
 def each_group_normalised(scores: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Return Σ_k w_k · (R_ik − mean) / (std + 1e-6), each score k normalised within its group: GDPO, arXiv 2601.05242 §3.
 
-    `scores` (B,K), `weights` (K,) → (B,). A score that is equal in a whole group adds nothing there.
+    `scores` (B,K), `weights` (K,) → (B,). A score that is equal in a whole group, but for rounding, adds nothing there.
 
     Raises ValueError for unequal shapes, and as `group_normalised`.
     """
     check_shape("weights", weights, (scores.shape[1],) if scores.dim() == 2 else (0,))
-    normalised = torch.stack([group_normalised(each, group_ids) for each in scores.double().unbind(1)], dim=1)
+    normalised = torch.stack([_exactly_normalised(each, group_ids) for each in scores.unbind(1)], dim=1)
     return (normalised @ weights.to(normalised)).to(_widened(scores))
 
 
@@ -289,6 +284,16 @@ def over_tokens(sequence_advantages: Tensor, response_mask: Tensor) -> Tensor:
     check_response_mask(response_mask)
     check_shape("sequence_advantages", sequence_advantages, tuple(response_mask.shape[:1]))
     return keep(sequence_advantages.detach().unsqueeze(1).expand(response_mask.shape), response_mask)
+
+
+def _exactly_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
+    """Return what `group_normalised` does, in float64; what counts as rounding is that of the scores' own type."""
+    deviations, index, sizes = _deviations(scores, group_ids)
+    variance = _sum_by_group(deviations.square(), index, sizes) / (sizes - 1).clamp(min=1)
+    largest = torch.zeros_like(variance).scatter_reduce(0, index, scores.detach().to(variance).abs(), "amax")
+    equal = is_rounding(variance.sqrt(), largest, _widened(scores))[index]
+    normalised = deviations / (variance.sqrt() + GROUP_EPSILON)[index]
+    return normalised.masked_fill(equal, 0.0)
 
 
 def _deviations(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

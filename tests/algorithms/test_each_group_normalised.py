@@ -70,6 +70,17 @@ def test_an_oracle_in_float64(groups: int, samples: int, names: int, random: Any
     np.testing.assert_allclose(shuffled.numpy(), expected[order], atol=1e-9)
 
 
+def test_named_scores_that_are_equal_but_for_their_own_rounding_add_nothing() -> None:
+    """The rounding is that of the scores' type: two neighbours in float32 near 300 are equal, and in float64 they are not."""
+    scores = torch.tensor([[300.0, 0.0], [300.0, 2.0]])
+    scores[0, 0] = torch.nextafter(scores[0, 0], torch.tensor(torch.inf))
+    groups, weights = torch.tensor([0, 0]), torch.tensor([1.0, 1.0])
+    assert each_group_normalised(scores[:, :1], weights[:1], groups).tolist() == [0.0, 0.0]
+    found = each_group_normalised(scores, weights, groups)
+    assert found.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5), "of the second alone"
+    assert (each_group_normalised(scores.double(), weights, groups) != found).all()
+
+
 def test_scores_of_a_group_that_are_equal_but_for_rounding_teach_nothing() -> None:
     """Three terms whose weighted sum is 44.8 in either order; the last group has other sizes, signs and scores."""
     one, other = (sum(map(torch.tensor, order)).item() for order in ([19.2, 12.8, 12.8], [12.8, 12.8, 19.2]))
