@@ -190,8 +190,8 @@ def test_an_address_that_never_answers_delays_nothing_for_long(monkeypatch: pyte
         messenger.send(Message("a", "b"))
         messenger.send(Message("c", "d"))
         assert time.monotonic() - began < 1.0
-        messenger.close(timeout_seconds=1.0)
-        assert 0.9 < time.monotonic() - began < 3.0
+        messenger.close(timeout_seconds=3.0)
+        assert 2.7 < time.monotonic() - began < 9.0
     assert said[0].startswith("notify: a message was not sent in time")
 
 

@@ -77,6 +77,7 @@ def test_a_short_wait_for_a_judge_is_waiting_too(
 ) -> None:
     """Whoever looks for answers now and then counts the time until the first look too."""
     monkeypatch.setattr(asking, "_LOOK_SECONDS", SECONDS)
+    server.delay = 1.0  # most of the time, also on a busy machine
     scores = loaded(tmp_path, server)
     of_process.begin()
     if is_begun:

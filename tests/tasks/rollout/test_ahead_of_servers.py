@@ -244,9 +244,10 @@ def test_time_in_which_servers_are_waited_for_is_none_of_another_phase(
 ) -> None:
     """From its first moment on, also where a validation has to wait for the rollout. Then the servers get weights, which is waiting too."""
     policy, codec, prompts = parts(pipeline)
+    seconds = 0.4  # of each response: far more than anything else takes, also on a busy machine
     for server in servers:
         drawn = server.drawn
-        monkeypatch.setattr(server, "drawn", lambda body, drawn=drawn: (time.sleep(0.1), drawn(body))[1])
+        monkeypatch.setattr(server, "drawn", lambda body, drawn=drawn: (time.sleep(seconds), drawn(body))[1])
     with AheadEngine(engine_of(policy, codec, servers, max_rows=1)) as ahead:
         ahead.take_weights(policy.causal_lm.named_parameters())
         of_process.begin()
@@ -259,9 +260,9 @@ def test_time_in_which_servers_are_waited_for_is_none_of_another_phase(
                 ahead.generate(prompts[:1], count=1, seed=9)
         ahead.tensors()
         found = of_process.taken()
-    assert found["seconds_waiting"] > 0.35, "four responses one after the other"
+    assert found["seconds_waiting"] > 3.5 * seconds, "four responses one after the other"
     assert found["seconds_waiting"] > 0.6 * sum(found[f"seconds_{phase}"] for phase in PHASES) or is_validated
-    assert found["seconds_updating"] < 0.3
+    assert found["seconds_updating"] < 3 * seconds
     assert (found["seconds_measuring"] > 0) == is_validated
 
 
