@@ -1,6 +1,8 @@
 """Gates open by chance as rarely as docs/intervals.md claims: exactly where outcomes can be counted, else by simulation."""
 
 import math
+from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from scipy.stats import binom, multinomial
 
 from tests.intervals.study import Case, cases, rates_of
 from vantage.schemas.recipe.stage import Gate
+from vantage.schemas.records import interval_formulas, uncertainty
 from vantage.schemas.records.interval_formulas import bonett_price, paired_score, paired_shares
 from vantage.schemas.records.uncertainty import Uncertainty, interval_of
 from vantage.schemas.records.verdicts import check_gate
@@ -15,6 +18,15 @@ from vantage.tasks.training import resampling
 
 NOMINAL = 0.025
 """Of either side of an interval at 95 %."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_bound_is_searched_once() -> Iterator[None]:
+    """Keep the bounds and quantiles of each set of counts: simulated data often has counts that were drawn before."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in ((interval_formulas, "_lower_score"), (uncertainty, "student")):
+            patched.setattr(module, name, cache(getattr(module, name)))
+        yield
 
 
 def of_pairs(gained: int, lost: int, n: int) -> tuple[float, Uncertainty]:

@@ -189,10 +189,26 @@ def validator(of: type[BaseModel]) -> jsonschema.Draft7Validator:
 def _any_of(
     validator: Any, alternatives: list[Any], instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
-    """Do what jsonschema does, except that it lists all errors of each alternative, which is most of its time."""
-    if not any(next(validator.descend(instance, each), None) is None for each in alternatives):
+    """Do what jsonschema does, except that it lists all errors of each alternative, which is most of its time.
+
+    Most parts of a recipe are those of the recipe before, so the answers about small ones are kept.
+    """
+    try:
+        key = id(alternatives), repr(instance)  # schemas are kept for good, by `validator`
+    except RecursionError:
+        key = 0, ""
+    accepts = _ACCEPTED.get(key) if key[1] else None
+    if accepts is None:
+        accepts = any(next(validator.descend(instance, each), None) is None for each in alternatives)
+        if 0 < len(key[1]) < _MOST_CHARACTERS:
+            _ACCEPTED[key] = accepts
+    if not accepts:
         yield jsonschema.ValidationError(f"{instance!r} is not valid under any of the given schemas")
 
+
+_ACCEPTED: dict[tuple[int, str], bool] = {}
+"""(alternatives, value) → whether one of them accepts it."""
+_MOST_CHARACTERS = 300
 
 _Validator = jsonschema.validators.extend(jsonschema.Draft7Validator, {"anyOf": _any_of})
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.review.audit.remembered_answers import RememberedAnswers
 from tests.review.audit.tampering import Case
 from tests.support.made_once import made_once
 from tests.support.mlflow_databases import ReusedFolder, forget_databases
@@ -161,9 +162,24 @@ def few_distributions() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def answers() -> RememberedAnswers:
+    """Return what MLflow has answered in this process."""
+    return RememberedAnswers()
+
+
+@pytest.fixture
+def every_question(answers: RememberedAnswers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let audits ask MLflow all that they ask, for a test that counts the questions."""
+    monkeypatch.setattr(answers, "asks_again", True)
+
+
 @pytest.fixture(autouse=True, scope="module")
-def reused_copies() -> Iterator[None]:
-    """Let one audit after the other copy its database to one place, and let MLflow read its own migrations once."""
+def reused_copies(answers: RememberedAnswers) -> Iterator[None]:
+    """Let one audit after the other copy its database to one place, and let MLflow read its own migrations once.
+
+    It is asked anew only about databases with another content.
+    """
     tracking.set_up_client()
     from mlflow.store.db import utils
 
@@ -172,6 +188,7 @@ def reused_copies() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(audited_runs, "tempfile", SimpleNamespace(TemporaryDirectory=ReusedFolder))
         patched.setattr(utils, "_get_latest_schema_revision", cache(utils._get_latest_schema_revision))
+        answers.patch(patched)
         yield
     forget_databases()
     ReusedFolder.remove()

@@ -30,6 +30,7 @@ def all_files(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.mark.usefixtures("every_question")
 def test_each_run_of_mlflow_is_asked_for_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Counter[str] = Counter()
     get_run = MlflowClient.get_run
@@ -128,6 +129,7 @@ def test_a_second_run_that_reuses_all_agrees_and_so_does_the_first(
     assert case.audit("fake@champion").exit_code == 0
 
 
+@pytest.mark.usefixtures("every_question")
 def test_mlflow_is_asked_nothing_twice_and_each_copy_is_read_once(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
 from tests.schemas.by_schema import (
     RULES,
@@ -33,6 +34,7 @@ from vantage.schemas.recipe.recipe import Recipe
 from vantage.schemas.sweep import Sweep
 
 SCHEMAS = {"recipe": recipe_schema, "sweep": sweep_schema}
+MODELS: dict[str, type[BaseModel]] = {"recipe": Recipe, "sweep": Sweep}
 REMEDY = "write it anew: vantage schema > recipes/recipe.schema.json; vantage schema --sweep > recipes/sweep.schema.json"
 
 
@@ -95,7 +97,7 @@ def objects(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_every_field_and_every_class_is_described(kind: str) -> None:
-    listed = list(objects(SCHEMAS[kind]()))
+    listed = list(objects(validator(MODELS[kind]).schema))
     fields = {f"{name}.{field}": each for name, node in listed for field, each in node["properties"].items()}
     assert len(fields) > (14 if kind == "sweep" else 235)
     assert [name for name, field in fields.items() if len(field.get("description", "")) < 10] == []
@@ -239,7 +241,9 @@ def test_whatever_one_field_is_replaced_by_loader_and_schema_say_the_same(
     stages = full["stages"]
     is_stage = section in stages
     part = stages if is_stage else full
-    least = {name: full[name] for name in recipe_schema()["required"]} | {"stages": {"sft": stages["sft"]}}
+    least = {name: full[name] for name in validator(Recipe).schema["required"]} | {
+        "stages": {"sft": stages["sft"]}
+    }
     assert validator(Recipe).is_valid(least)
     differing = 0
     for path in [(section,), *((section, *inner) for inner in paths(part[section]))]:
