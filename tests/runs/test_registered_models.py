@@ -68,7 +68,9 @@ publish:
 
 def run_it(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> RunRecord:
     """Run up to and without the step ``until``, as if the process had died there."""
-    with orchestrated(workspace, recipe, *overrides, stage_function=RUN_STAGE) as orchestrator:
+    with orchestrated(
+        workspace, recipe, *overrides, stage_function=RUN_STAGE, in_process=True
+    ) as orchestrator:
         attempt_all(orchestrator, until=until)
         if until is None:
             for publication in orchestrator.recipe.publish:
