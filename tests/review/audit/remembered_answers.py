@@ -1,7 +1,7 @@
-"""Remember what MLflow answers about a database, for the next audit of a database with the same content.
+"""Remember what MLflow answers about the rows of a database, for the next audit that finds the same rows.
 
-Most tests tamper with files, or audit a run twice. Of all that such an audit does, two thirds were the same questions to
-MLflow about the same rows.
+Each test audits a copy of one run, in which it has changed little or nothing. Two thirds of an audit are questions to MLflow,
+nearly all of them about what the test has not changed.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,52 @@ import pytest
 
 from vantage.ledger.to_mlflow.audited_runs import AuditedServer
 
-ABOUT_RUNS = ("destination", "runs", "run", "knows", "tags_of", "tags_with")
-"""Questions whose answers come from no table of registered models."""
-ABOUT_MODELS = ("model", "version", "versions", "versions_of")
+OF_RUNS = ("destination", "runs", "knows", "tags_with")
+"""Questions that no table of registered models answers."""
+OF_ONE_RUN = ("run", "tags_of", "_active_run", "_read")
+"""Of these, the ones about one of MLflow's runs, whose id or entity is the last argument."""
+OF_MODELS = ("model", "version", "versions", "versions_of")
+"""Questions that no table in ``LOGGED`` answers."""
+
 REGISTERED = ("registered_model", "model_version")
 """Beginnings of the names of the tables of registered models."""
-_MOST = 32
+LOGGED = ("tags", "params", "metrics", "latest_metrics")
+"""Tables with what each run has logged."""
+_MOST = 500
+
+
+@dataclass(frozen=True)
+class Content:
+    """Digests of the rows that questions are about."""
+
+    of_runs: str
+    of_models: str
+    of_any_run: str
+    """All rows but those of registered models, and what runs have logged."""
+    logged: dict[object, str]
+    """Id of a run → what it has logged."""
+
+    def about(self, question: str, last: Any) -> tuple[str, str]:
+        """Return the digest of what answers a question, and the last argument as text."""
+        if question in OF_ONE_RUN:
+            run_id = getattr(getattr(last, "info", None), "run_id", last)
+            return f"{self.of_any_run} {self.logged.get(run_id)}", repr(run_id)
+        return (self.of_runs if question in OF_RUNS else self.of_models), repr(last)
 
 
 class RememberedAnswers:
-    """Answers to the questions of ``AuditedServer``, by the content of the database that was asked."""
+    """Answers to the questions of ``AuditedServer``, by the rows that they are about."""
 
     def __init__(self) -> None:
-        self._contents: WeakKeyDictionary[AuditedServer, dict[bool, str] | None] = WeakKeyDictionary()
+        self._contents: WeakKeyDictionary[AuditedServer, Content | None] = WeakKeyDictionary()
         self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """Content → question → answer, for the contents that were asked about last."""
+        """Digest → question → answer, for what was asked about last."""
         self.asks_again = False
         """Every question is asked, for tests that count them."""
 
     def patch(self, patched: pytest.MonkeyPatch) -> None:
         """Let every ``AuditedServer`` answer from here; a server that has failed goes on to fail."""
-        for name in (*ABOUT_RUNS, *ABOUT_MODELS):
+        for name in (*OF_RUNS, *OF_ONE_RUN, *OF_MODELS):
             patched.setattr(AuditedServer, name, self._remembering(getattr(AuditedServer, name)))
 
     def _remembering(self, ask: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,8 +74,10 @@ class RememberedAnswers:
             content = None if self.asks_again or server._why_not is not None else self._content(server)
             if content is None:
                 return ask(server, *asked)
-            digest = content[ask.__name__ in ABOUT_RUNS]
-            known, question = self._answers.setdefault(digest, {}), f"{ask.__name__} {asked!r}"
+            digest, last = content.about(ask.__name__, asked[-1])
+            others = () if ask.__name__ in OF_ONE_RUN else asked[:-1]  # without the client
+            question = f"{ask.__name__} {others!r} {last}"
+            known = self._answers.setdefault(digest, {})
             self._answers.move_to_end(digest)
             if len(self._answers) > _MOST:
                 self._answers.popitem(last=False)
@@ -59,27 +87,40 @@ class RememberedAnswers:
 
         return answer
 
-    def _content(self, server: AuditedServer) -> dict[bool, str] | None:
-        """Return the digests of all tables, and (True) of those without registered models; None: of a server's, or damaged."""
+    def _content(self, server: AuditedServer) -> Content | None:
+        """Return the digests of a server's database; None: it is no file, or damaged."""
         if server not in self._contents:
             path = Path(unquote(urlsplit(server._address).path)[1:])
             is_file = server._address.startswith("sqlite") and path.is_file()
-            self._contents[server] = digests_of(path) if is_file else None
+            self._contents[server] = content_of(path) if is_file else None
         return self._contents[server]
 
 
-def digests_of(database: Path) -> dict[bool, str] | None:
-    """Return the digests of all that a database holds, and (True) of what it holds beside registered models; None: it is damaged."""
-    rows, models = hashlib.sha256(), hashlib.sha256()
+def content_of(database: Path) -> Content | None:
+    """Return the digests of a database; None: it is damaged."""
+    shared, registered, logged = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+    of_run: dict[object, Any] = {}
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda text: text.decode(errors="surrogateescape")
             schema = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
-            rows.update(repr(schema).encode())
+            shared.update(repr(schema).encode())
             for name in (name for kind, name, _ in schema if kind == "table"):
-                found = connection.execute(f'SELECT rowid, * FROM "{name}"').fetchall()
-                (models if name.startswith(REGISTERED) else rows).update(repr((name, found)).encode())
-    except (sqlite3.Error, UnicodeError):
+                found = connection.execute(f'SELECT rowid, * FROM "{name}"')
+                rows = found.fetchall()
+                if name in LOGGED:
+                    logged.update(repr((name, rows)).encode())
+                    place = [column[0] for column in found.description].index("run_uuid")
+                    for row in rows:
+                        of_run.setdefault(row[place], hashlib.sha256()).update(repr((name, row[1:])).encode())
+                else:
+                    part = registered if name.startswith(REGISTERED) else shared
+                    part.update(repr((name, rows)).encode())
+    except (sqlite3.Error, ValueError):
         return None
-    of_runs = rows.hexdigest()
-    return {True: of_runs, False: f"{of_runs} {models.hexdigest()}"}
+    return Content(
+        of_runs=f"{shared.hexdigest()} {logged.hexdigest()}",
+        of_models=f"{shared.hexdigest()} of models {registered.hexdigest()}",
+        of_any_run=f"{shared.hexdigest()} of a run",
+        logged={run_id: each.hexdigest() for run_id, each in of_run.items()},
+    )
