@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +37,14 @@ class Machine:
         if "://" not in self.address:
             return Store(Path(self.address))
         os.environ.update(self.environment)
-        return ObjectStorage(open_bucket(self.address), self.cache, lease_seconds=self.lease_seconds)
+        remote = _client(self.address, tuple(self.environment.items()), os.getpid())
+        return ObjectStorage(remote, self.cache, lease_seconds=self.lease_seconds)
+
+
+@cache
+def _client(address: str, environment: tuple[tuple[str, str], ...], process: int) -> Any:
+    """Return the client of a bucket, which is made once in each process: to make one takes as long as several requests."""
+    return open_bucket(address)
 
 
 class Place(Protocol):

@@ -18,6 +18,7 @@ from vantage.attempts.energy import EnergyMeter
 from vantage.attempts.identity import environment
 from vantage.flows.publishing.publishing import publish
 from vantage.ledger import tracking
+from vantage.ledger.critic_page import diagnosis_plots
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -146,10 +147,14 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def _few_distributions() -> Iterator[None]:
-    """Let runs record three of the installed distributions: to write the bill of all takes half of a small run's time."""
+    """Let runs record three of the installed distributions: to write the bill of all takes half of a small run's time.
+
+    Plots on the pages of critics are empty: no audit looks at them, and they take a tenth.
+    """
     found = {name: each for name, each in environment._installed().items() if name in DISTRIBUTIONS}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(environment, "_installed", lambda: found)
+        patched.setattr(diagnosis_plots, "svg", lambda draw, *, label: "<svg></svg>")
         environment.environment.cache_clear()
         yield
     environment.environment.cache_clear()
@@ -212,11 +217,17 @@ def short_case(
 
 
 @pytest.fixture
-def again() -> Callable[[Case], RunRecord]:
-    """Return a second run of the same recipe in the copy, which reuses all."""
+def again(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], RunRecord]:
+    """Return a function that puts a second run of the same recipe, which reuses all, into an unchanged copy."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(original / "workspace", folder / "workspace", symlinks=True)
+        run_once(Workspace(folder / "workspace"), original / "fake.yaml")
 
     def run(case: Case) -> RunRecord:
-        run_once(case.workspace, case.original / "fake.yaml")
+        root = case.workspace.root
+        root.rename(root.with_name("before the second run"))
+        shutil.copytree(made_once(tmp_path_factory, "audited-twice", make) / "workspace", root, symlinks=True)
         return read_runs(case.workspace)[0]
 
     return run
