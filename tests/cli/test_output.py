@@ -15,7 +15,9 @@ import typer
 from obstore.exceptions import GenericError, NotFoundError, PermissionDeniedError
 from typer.testing import CliRunner
 
+from tests.support.fork_server import ROOT, WITH_PREFECT
 from tests.support.slow import slow
+from tests.support.stand_in import command_of
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
 from vantage.cli.output import explained, server_fault, workspace_at
@@ -37,11 +39,9 @@ def test_a_bucket_that_cannot_be_used_is_a_fault_of_the_storage(
 
 @pytest.mark.parametrize("command", [["worker", "--pool", "gpu", "--gpus", ""], ["deployments"]])
 def test_a_prefect_server_that_does_not_answer_is_named(command: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from vantage.cli.main import main; main()", *command],
+    done = WITH_PREFECT.run(
+        command_of("vantage.cli.main", *command),
         env={**os.environ, "PREFECT_API_URL": "http://127.0.0.1:1/api"},
-        capture_output=True,
-        text=True,
         timeout=120,
     )
     assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
@@ -96,17 +96,16 @@ _LOGIN = {"PREFECT_API_AUTH_STRING": "a:b"}
 def test_a_prefect_server_that_fails_is_no_fault_of_ours(
     command: list[str], login: dict[str, str], said: str, failing_prefect: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from vantage.cli.main import main; main()", *command],
+    done = WITH_PREFECT.run(
+        command_of("vantage.cli.main", *command),
         env={
             **os.environ,
+            "PYTHONPATH": str(ROOT),
             "PREFECT_API_URL": failing_prefect,
             "PREFECT_CLIENT_MAX_RETRIES": "0",
             **login,
         },
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         timeout=120,
     )
     assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
