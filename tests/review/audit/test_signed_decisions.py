@@ -376,20 +376,43 @@ class TestKeys:
         assert found(place.required(deciding=[place.other])) == []
 
 
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that waits for an answer, its recipe and two keys; for reading only."""
+
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+            patched.delenv(VARIABLE, raising=False)
+            for name in ("key.pem", "other.pem"):
+                new_key(folder / name)
+            SignedPlace(folder).run()
+
+    return made_once(tmp_path_factory, "unsigned decisions", make)
+
+
 class TestWithoutAKey:
     """What was decided is recorded as ever."""
 
     @pytest.fixture
-    def unsigned(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SignedPlace:
+    def unsigned(self, waiting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SignedPlace:
+        """Return a copy, whose MLflow keeps new files there."""
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
         monkeypatch.delenv(VARIABLE, raising=False)
-        place = SignedPlace(tmp_path)
-        for name in ("key.pem", "other.pem"):
-            new_key(tmp_path / name)
-        return place
+        shutil.copytree(waiting, tmp_path, symlinks=True, dirs_exist_ok=True)
+        with closing(sqlite3.connect(tmp_path / "workspace" / "mlflow.db")) as database:
+            for table, column in (
+                ("experiments", "artifact_location"),
+                ("runs", "artifact_uri"),
+                ("logged_models", "artifact_location"),
+            ):
+                database.execute(
+                    f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(waiting), str(tmp_path))
+                )
+            database.commit()
+        return SignedPlace(tmp_path, tmp_path)
 
     def test_an_answer_needs_none(self, unsigned: SignedPlace) -> None:
-        unsigned.run()
         assert unsigned.decide("sft") is None
         assert unsigned.statements() == []
         unsigned.run()
@@ -397,7 +420,6 @@ class TestWithoutAKey:
         assert (found(report), found(report, "unchecked")) == ([], [])
 
     def test_it_is_signed_later(self, unsigned: SignedPlace) -> None:
-        unsigned.run()
         unsigned.decide("sft")
         record = unsigned.run()
         sign_all(unsigned.workspace, record, list(record.stages), unsigned.key)
@@ -409,7 +431,6 @@ class TestWithoutAKey:
 
     def test_the_policy_may_ask_for_one(self, unsigned: SignedPlace) -> None:
         key = unsigned.key.public.key_id
-        unsigned.run()
         unsigned.policy(f"models: {{asking: {{aliases: {{champion: {{decision_keys: [{key}]}}}}}}}}\n")
         with pytest.raises(
             RunError, match=r"decision_keys: the answer about sft must be signed by key .*--key"
@@ -427,7 +448,6 @@ class TestWithoutAKey:
             publish_again(unsigned.workspace, unsigned.record.run_id, Witness(), model=None, alias=None)
 
     def test_an_answer_that_was_not_signed_holds_the_alias_back(self, unsigned: SignedPlace) -> None:
-        unsigned.run()
         unsigned.decide("sft")
         unsigned.policy(
             f"models: {{asking: {{aliases: {{champion: {{decision_keys: [{unsigned.key.public.key_id}]}}}}}}}}\n"
@@ -447,7 +467,6 @@ class TestWithoutAKey:
 
     def test_a_revoked_or_expired_key_decides_nothing_more(self, unsigned: SignedPlace) -> None:
         key = unsigned.key.public.key_id
-        unsigned.run()
         for text, said in (
             ("revoked: {at: 2026-01-01, reason: lost}", "was revoked as of 2026-01-01"),
             ("valid_until: 2026-01-01", "was valid until 2026-01-01"),
@@ -460,7 +479,6 @@ class TestWithoutAKey:
     def test_of_two_answers_at_once_only_the_recorded_one_is_signed(
         self, unsigned: SignedPlace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        unsigned.run()
         key = unsigned.folder / "key.pem"
         stored = approving.add_answer
 
@@ -484,7 +502,6 @@ class TestWithoutAKey:
         assert unsigned.decide("sft") is None, "without a key it is recorded"
 
     def test_an_answer_that_was_edited_is_not_signed(self, unsigned: SignedPlace) -> None:
-        unsigned.run()
         unsigned.decide("sft")
         record = unsigned.run()
         path = unsigned.workspace.folder(record.run_id) / "run.json"
