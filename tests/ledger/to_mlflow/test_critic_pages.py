@@ -10,6 +10,7 @@ from mlflow.tracking import MlflowClient
 from tests.ledger.cutting import cut_after_every_write
 from tests.ledger.small_run import artifact, client_of, refused, runs_of
 from tests.schemas.critic_samples import diagnosis
+from vantage.ledger.critic_page import diagnosis_plots
 from vantage.ledger.journal import Entry
 from vantage.ledger.operations import Input
 from vantage.ledger.run_ledger import Ledger
@@ -86,7 +87,11 @@ def test_a_pretrained_critic_and_its_course_have_their_pages(workspace: Path) ->
 
 
 @pytest.mark.slow
-def test_sent_again_after_a_cut_anywhere_it_is_the_same(workspace: Path) -> None:
+def test_sent_again_after_a_cut_anywhere_it_is_the_same(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its plots, which take most of the time; ``test_all_sent_twice_is_the_same`` draws them."""
+    monkeypatch.setattr(diagnosis_plots, "svg", lambda draw, *, label: f"<svg>{label}</svg>")
     folder = stored(workspace, diagnosis().model_dump_json().encode())
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
         tell(ledger, folder, [], stages=["value"])
