@@ -72,8 +72,7 @@ def test_the_printed_mlflow_shows_the_workspace_s_database(tmp_path: Path) -> No
         command = own_commands.mlflow_server(ledger.where())
     port = command.rpartition(" ")[2]
     assert "--port" in command
-    with started(
-        f"{command} --workers 1", tmp_path
-    ) as process:  # it has four, each of which imports all again
+    # by default it has four workers, each of which imports all again
+    with started(f"{command} --workers 1", tmp_path) as process:
         url = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/search"
         assert '"printed"' in answer(url, process, tmp_path, {"max_results": 10})
