@@ -11,6 +11,7 @@ from tests.support.unsent import VARIABLE, send_nothing
 if TYPE_CHECKING:
     from vantage.schemas.records.job import StageJob, StageResult
 
+REAL = vantage.schemas.records.attempt.RUN_STAGE
 FUNCTION = "FAKED_STAGES"
 """Name of the variable that tells a stage's process which function computes."""
 
@@ -24,6 +25,17 @@ def compute_with(function: str) -> None:
     forkserver.set_forkserver_preload = _light_preload
     if os.environ.get(VARIABLE):
         send_nothing()
+
+
+def compute_really() -> None:
+    """Let stages compute what they do outside tests, in a process that was forked from one with fake stages."""
+    from vantage.flows.execution import execute
+    from vantage.flows.sweeps.sweep import run_sweep
+
+    for entry in (execute, run_sweep):
+        assert entry.__kwdefaults__ is not None
+        entry.__kwdefaults__["stage_function"] = REAL
+    forkserver.set_forkserver_preload = _preload
 
 
 def run_stage(job: "StageJob") -> "StageResult":

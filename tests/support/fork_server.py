@@ -6,7 +6,9 @@ arguments, environment, files, folder and parent, and its modules are loaded whe
 packages, ours are forgotten. ``run`` and ``run_main`` wait for the end.
 
 ``WITH_PREFECT`` runs Vantage with fake stages, whose processes would take six CPU seconds to import Prefect and MLflow. What they start
-in turn is forked too, where it is one of ``CHILDREN``: a Prefect server, and what runs a flow for Prefect's worker.
+in turn is forked too, where it is one of ``CHILDREN`` (a Prefect server, and what runs a flow for Prefect's worker), the command line again, or
+multiprocessing's fork server, of which stages are forked.
+``WITH_BOTH`` runs Vantage with its own stages (``tests.support.real_vantage``), and has loaded what they need, too.
 ``WITH_TORCH`` runs ranks, stages, and servers of models. It also forks for programs that somebody else starts (``stand_in``).
 
 A new process is an orphan, which the one that asks adopts. A process of ``WITH_PREFECT`` has a fork server of its own: a child that was
@@ -15,6 +17,7 @@ forked before there was a thread.
 
 import atexit
 import ctypes
+import fcntl
 import importlib
 import inspect
 import json
@@ -32,6 +35,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +52,11 @@ CHILDREN = (
     "prefect.runner._workspace_supervisor",
     "uvicorn",  # MLflow's server starts this module
 )
+COMMANDS = ("tests.support.fake_vantage", "tests.support.real_vantage")
+"""Command lines that are forked as ``CHILDREN`` are."""
+
+FORKS_STAGES = "from multiprocessing.forkserver import main"
+"""How the command of multiprocessing's fork server begins."""
 
 _ADOPTS = 36
 """``PR_SET_CHILD_SUBREAPER`` of Linux: descendants whose parent ends become children of this process."""
@@ -55,6 +64,7 @@ _MOST = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _popen = subprocess.Popen
+_spawn = util.spawnv_passfds
 _asking = threading.Lock()
 _forking: list["ForkServer"] = []
 """Those that fork children of this process; the last one does it."""
@@ -106,7 +116,7 @@ class ForkServer:
 
     @contextmanager
     def children(self) -> Iterator[None]:
-        """Fork those of ``CHILDREN`` that are started in the ``with``; threads may be in it at the same time, in any order."""
+        """Fork those of ``CHILDREN`` and ``COMMANDS`` that are started in the ``with``; threads may be in it at the same time, in any order."""
         with _asking:
             _forking.append(self)
             self._fork_children()
@@ -174,7 +184,7 @@ class ForkServer:
         while True:
             ready = select.select(asking, [], [])[0][0]
             connection = ready if ready is owner else ready.accept()[0]
-            message, descriptors, _, _ = socket.recv_fds(connection, _MOST, 3)
+            message, descriptors, _, _ = socket.recv_fds(connection, _MOST, 5)
             if not message:  # the process has ended
                 if ready is owner:
                     os._exit(0)
@@ -203,12 +213,12 @@ class ForkServer:
                 connection.close()
 
     def _become(
-        self, asked: dict[str, Any], standard: Sequence[int], server: socket.socket, stand_in: socket.socket
+        self, asked: dict[str, Any], files: Sequence[int], server: socket.socket, stand_in: socket.socket
     ) -> NoReturn:
         """Be the process that was asked for, as soon as it has its group and its parent.
 
         Args:
-            standard: descriptors of its input, output and errors.
+            files: descriptors of its input, output and errors, and of the others that it gets.
             server: sends the process id on, and is closed when the parent is no more.
             stand_in: connection to the one that asks; it is closed if that is the parent.
         """
@@ -221,11 +231,11 @@ class ForkServer:
         with server:
             server.send(str(os.getpid()).encode())
             server.recv(1)
-        if self._runs_flows:
-            self._begin_own_server(standard)
-        for number, descriptor in enumerate(standard):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
+        others = asked.get("files", ())
+        runs_flows = self._runs_flows and not others
+        if runs_flows:
+            self._begin_own_server(files)
+        _take_files(files, (0, 1, 2, *others))
         sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
         sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # type: ignore[misc]  # noqa: SIM115
         sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]  # noqa: SIM115
@@ -239,7 +249,7 @@ class ForkServer:
             os.environ.clear()
             os.environ.update(environment)
             try:
-                if self._runs_flows:
+                if runs_flows:
                     _read_settings(own=not _is_child(command))
             except Exception:  # the process must report warnings itself
                 os.execve(command[0], command, environment)
@@ -260,13 +270,29 @@ class ForkServer:
         _forking.append(self)
         self._fork_children()
         os.execvpe = _become_another  # type: ignore[assignment]
+        util.spawnv_passfds = self._spawn  # type: ignore[assignment]
+
+    def _spawn(self, path: bytes, command: list[Any], files: Sequence[int]) -> int:
+        """Fork multiprocessing's fork server, for which it calls this; execute its other helper."""
+        if not command[-1].startswith(FORKS_STAGES):
+            return _spawn(path, command, files)
+        asked = {
+            "command": [sys.executable, "-c", command[-1]],
+            "folder": os.getcwd(),
+            "environment": dict(os.environ),
+            "umask": -1,
+            "session": False,
+            "group": None,
+            "files": list(files),
+        }
+        return self.fork(asked, [0, 1, 2, *files])
 
     def _fork_children(self) -> None:
         Forked.server_of_children = self
         subprocess.Popen = Forked  # type: ignore[misc]
 
 
-WITH_PREFECT = ForkServer(
+_OF_RUNS = (
     "alembic.config",
     "anyio._backends._asyncio",
     "matplotlib.backends.backend_svg",
@@ -293,16 +319,21 @@ WITH_PREFECT = ForkServer(
     "vantage.flows.sweeps.sweep",
     "vantage.ledger.to_mlflow.delivery",
     "vantage.review.audit.target",
-    runs_flows=True,
 )
-WITH_TORCH = ForkServer(
-    "tests.support.fake_vllm_server",
-    "tests.tasks.stages_on_ranks",
+_OF_STAGES = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
+    "transformers.tokenization_utils_tokenizers",
     *(kind.module for kind in STAGES.values()),
     "vantage.schemas.tables",
     *("torch.distributed", "vantage.tasks.stages", "vantage.tasks.training.attempt"),
+)
+WITH_PREFECT = ForkServer(*_OF_RUNS, runs_flows=True)
+WITH_BOTH = ForkServer(*_OF_RUNS, *_OF_STAGES, runs_flows=True)
+WITH_TORCH = ForkServer(
+    "tests.support.fake_vllm_server",
+    "tests.tasks.stages_on_ranks",
+    *_OF_STAGES,
     # What Ray imports. Ray itself reads the environment, which each of its workers has of its own, as soon as it is loaded.
     *("pyarrow.dataset", "pandas", "google.protobuf.message", "jsonschema", "requests"),
 )
@@ -312,7 +343,7 @@ class Forked(_popen):  # type: ignore[type-arg]
     """A process as ``subprocess.Popen`` has it, which was forked instead of executed."""
 
     server_of_children: ForkServer
-    """The fork server for those of ``CHILDREN`` that are started without a ``server``."""
+    """The fork server for those of ``CHILDREN`` and ``COMMANDS`` that are started without a ``server``."""
 
     def __init__(self, args: Any, *values: Any, server: ForkServer | None = None, **options: Any) -> None:
         """Start the command as ``subprocess.Popen`` does; ``server`` forks it."""
@@ -351,7 +382,11 @@ class Forked(_popen):  # type: ignore[type-arg]
         if not isinstance(command, list | tuple) or len(command) < 2 or command[0] != sys.executable:
             return None
         if self._server is None:
-            return self.server_of_children if _is_child(command) else None
+            return (
+                self.server_of_children
+                if command[1] == "-m" and command[2] in (*CHILDREN, *COMMANDS)
+                else None
+            )
         return None if str(command[1]).startswith("-") and command[1] not in ("-m", "-c") else self._server
 
 
@@ -389,6 +424,16 @@ def _own_settings() -> dict[str, str]:
     from vantage.ledger.tracking import MLFLOW_ENVIRONMENT
 
     return {**SETTINGS, **QUIET, **MLFLOW_ENVIRONMENT}
+
+
+def _take_files(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give the files these numbers, whatever else has them."""
+    above = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(above, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
 
 
 def _end_with(stand_in: socket.socket) -> None:

@@ -254,6 +254,41 @@ def test_what_it_starts_is_forked_and_is_its_child(flows: ForkServer, folder: Pa
     assert started(subprocess.Popen, ["-c", STARTS], folder) == ("", "False\n 5\n", 0)
 
 
+COMPUTES = """
+import json, multiprocessing, os, psutil
+from multiprocessing import forkserver
+from tests.support.test_fork_server import show_own_parent
+
+context = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(["tests.support.own_session"])
+receiving, sending = context.Pipe()
+stage = context.Process(target=show_own_parent, args=(sending,))
+stage.start()
+parent, loaded, leads = receiving.recv()
+stage.join()
+print(json.dumps([
+    psutil.Process(parent).ppid() == os.getpid(), forkserver._forkserver._forkserver_pid == parent, loaded, leads, stage.exitcode,
+]))
+"""
+
+
+def show_own_parent(sending: Any) -> None:
+    """Send what a process of multiprocessing's fork server sees, and end with a code."""
+    loaded = "prefect.logging.configuration" in sys.modules
+    sending.send((os.getppid(), loaded, os.getsid(0) == os.getppid()))
+    sys.exit(4)
+
+
+@pytest.mark.slow
+def test_the_fork_server_of_its_stages_is_forked_too_and_is_its_child(
+    flows: ForkServer, folder: Path
+) -> None:
+    errors, printed, code = started(flows.popen, ["-c", COMPUTES], folder)
+    assert (errors, code) == ("", 0)
+    assert json.loads(printed) == [True, True, True, True, 4]
+    assert json.loads(started(subprocess.Popen, ["-c", COMPUTES], folder)[1]) == [True, True, False, True, 4]
+
+
 @pytest.mark.slow
 def test_a_server_that_is_tied_to_a_process_ends_with_its_input(flows: ForkServer, folder: Path) -> None:
     (folder / "waits.py").write_text("import time; print('ready', flush=True); time.sleep(600)")
