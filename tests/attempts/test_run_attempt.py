@@ -95,7 +95,7 @@ def request(
 def as_program(asked: AttemptRequest, folder: Path, *, then: str = "") -> subprocess.Popen[str]:
     """Make the attempt in a process of its own, from a file to a file."""
     (folder / "request.json").write_text(asked.model_dump_json())
-    program = "import json, runpy, sys\nsys.argv[0] = 'vantage.attempts'\n"
+    program = "import json, runpy, sys, tests.support.bare_preload\nsys.argv[0] = 'vantage.attempts'\n"
     program += "try:\n    runpy.run_module('vantage.attempts', run_name='__main__')\n"
     program += "except SystemExit as end:\n    code = end.code\n"
     program += "servers = sorted({'prefect', 'mlflow', 'torch'} & {name.partition('.')[0] for name in sys.modules})\n"

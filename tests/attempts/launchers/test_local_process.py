@@ -491,6 +491,7 @@ ORCHESTRATOR = """
 import sys, threading
 from pathlib import Path
 sys.path.append({root!r})
+{first}
 from tests.attempts.launchers.test_local_process import job_in
 from vantage.attempts.launchers.local_process import LocalProcess, warm_up
 folder = Path({folder!r})
@@ -504,16 +505,23 @@ thread.join()
 """
 
 
-def start_orchestrator(folder: Path, stage: str) -> subprocess.Popen[bytes]:
-    """Start an orchestrator as ``python -m`` does in a folder of the user, which is then the first entry of the path."""
+def start_orchestrator(folder: Path, stage: str, *, bare: bool = True) -> subprocess.Popen[bytes]:
+    """Start an orchestrator as ``python -m`` does in a folder of the user, which is then the first entry of the path.
+
+    Args:
+        bare: its fork server loads no libraries of stages; this one finds the tests on a path of the environment.
+    """
     (folder / "orchestrator.py").write_text(
         ORCHESTRATOR.format(
             root=str(ROOT),
             folder=str(folder),
             stage=stage,
+            first="import tests.support.bare_preload" if bare else "",
         )
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    if bare:
+        environment["PYTHONPATH"] = str(ROOT)
     return subprocess.Popen(
         [sys.executable, "-m", "orchestrator"], cwd=folder, env=environment, start_new_session=True
     )
@@ -536,7 +544,7 @@ class TestOrchestrator:
         (tmp_path / "models").mkdir()
         (tmp_path / "models" / "__init__.py").write_text("raise SystemExit('the wrong models')")
 
-        assert start_orchestrator(tmp_path, "tell").wait(100) == 0
+        assert start_orchestrator(tmp_path, "tell", bare=False).wait(100) == 0
 
         result = (attempt_folder(job_in(tmp_path)) / "result.json").read_bytes()
         told = StageResult.model_validate_json(result).samples[0]
