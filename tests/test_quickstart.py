@@ -1,4 +1,7 @@
-"""The quickstart runs end to end at reduced size, through the command line, also when it is killed."""
+"""The quickstart runs end to end at reduced size, through the command line, also when it is killed.
+
+The first run is the command that a user has; the others are forks of a process that has imported what it imports.
+"""
 
 import json
 import os
@@ -10,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.fork_server import WITH_BOTH
+from tests.support.real_runs import FORKED_VANTAGE, environment_of_forks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -54,21 +60,25 @@ BEFORE = {"sft": STEPS[:4], "value": STEPS[:6], "policy": STEPS[:7]}
 """What has ended before a stage begins. ``reward`` runs beside ``sft``."""
 
 
-def command(*words: str, workspace: Path, **overrides: Any) -> list[str]:
+def command(workspace: Path, **overrides: Any) -> list[str]:
+    """Return what follows ``vantage`` in the command that runs the quickstart."""
     merged = {**REDUCED, **{name.replace("__", "."): value for name, value in overrides.items()}}
     sets = [part for name, value in merged.items() for part in ("--set", f"{name}={value}")]
-    vantage = Path(sys.executable).with_name("vantage")
-    return [str(vantage), *words, "--workspace", str(workspace), *sets]
+    return ["run", "quickstart", "--json", "--workspace", str(workspace), *sets]
 
 
 def run(workspace: Path, **overrides: Any) -> tuple[int, dict[str, Any]]:
     """Run ``vantage run quickstart --json``, and return the exit code and the content of the last line."""
-    done = subprocess.run(
-        [*command("run", "quickstart", workspace=workspace, **overrides), "--json"],
-        capture_output=True,
-        text=True,
-        cwd=workspace.parent,
+    words = command(workspace, **overrides)
+    return ended(
+        WITH_BOTH.run(
+            [*FORKED_VANTAGE, *words], timeout=600, cwd=workspace.parent, env=environment_of_forks()
+        )
     )
+
+
+def ended(done: subprocess.CompletedProcess[str]) -> tuple[int, dict[str, Any]]:
+    """Return the exit code of a run and the content of its last line."""
     assert done.stdout.strip(), done.stderr[-3000:]
     return done.returncode, json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -91,7 +101,9 @@ def statuses(report: dict[str, Any]) -> dict[str, str]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Return a workspace in which the reduced quickstart has run through, and what it reported."""
     workspace = tmp_path_factory.mktemp("finished") / "workspace"
-    code, report = run(workspace)
+    vantage = Path(sys.executable).with_name("vantage")
+    first = [str(vantage), *command(workspace)]
+    code, report = ended(subprocess.run(first, capture_output=True, text=True, cwd=workspace.parent))
     assert code == 0, reasons(workspace)
     return workspace, report
 
@@ -174,8 +186,9 @@ def test_killed_in_the_middle_of_three_stages_it_goes_on_and_ends_with_the_same_
 
 def kill_in_the_middle_of(stage: str, workspace: Path) -> None:
     """Run, or go on with, the quickstart until the stage has saved a checkpoint, then end all its processes."""
-    victim = subprocess.Popen(
-        command("run", "quickstart", workspace=workspace),
+    victim = WITH_BOTH.popen(
+        [*FORKED_VANTAGE, *command(workspace)],
+        env=environment_of_forks(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=workspace.parent,
@@ -197,7 +210,7 @@ def wait_for_a_checkpoint_of(stage: str, workspace: Path, running: subprocess.Po
             key = json.loads(record.read_text())["stages"].get(stage, {}).get("stage_key")
             if key and any((workspace / "store" / "scratch" / key).glob("checkpoints/checkpoint-*")):
                 return
-        time.sleep(0.02)
+        time.sleep(0.1)
     raise AssertionError(f"no checkpoint of {stage} within 400 seconds")
 
 
@@ -209,9 +222,8 @@ def test_the_published_policy_answers_a_prompt(finished: tuple[Path, dict[str, A
         "pipeline = mlflow.transformers.load_model('models:/quickstart@champion')\n"
         "print(repr(pipeline('3 a+4?', max_new_tokens=5)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"sqlite:///{workspace}/mlflow.db"], capture_output=True, text=True
-    )
+    words = [sys.executable, "-c", code, f"sqlite:///{workspace}/mlflow.db"]
+    done = WITH_BOTH.run(words, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "3 a+4?" in done.stdout
 
@@ -227,11 +239,8 @@ def test_the_ledger_leads_from_the_policy_to_its_parents(finished: tuple[Path, d
         "print(json.dumps([r.data.tags for r in runs if 'vantage.reused_from' not in r.data.tags]))\n"
     )
     policy = report["stages"]["policy"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"sqlite:///{workspace}/mlflow.db", policy["digest"]],
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, "-c", code, f"sqlite:///{workspace}/mlflow.db", policy["digest"]]
+    done = WITH_BOTH.run(words, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     (tags,) = json.loads(done.stdout)
     assert tags["vantage.stage_key"] == policy["stage_key"]
