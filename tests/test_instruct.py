@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import WITH_BOTH
 from tests.support.invented import (
     save_story_model,
     write_chinese_preferences,
@@ -15,6 +15,7 @@ from tests.support.invented import (
     write_preferences,
     write_word_problems,
 )
+from tests.support.real_runs import FORKED_VANTAGE, environment_of_forks
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -37,14 +38,14 @@ REDUCED = [
 ]
 
 
-def run(workspace: Path, *sources: str, reduced: Sequence[str] = REDUCED) -> dict[str, object]:
-    vantage = Path(sys.executable).with_name("vantage")
-    sets = [part for override in (*sources, *reduced) for part in ("--set", override)]
-    done = subprocess.run(
-        [str(vantage), "run", "instruct", "--workspace", str(workspace), "--json", *sets],
-        capture_output=True,
-        text=True,
-    )
+def command(workspace: Path, *overrides: str) -> list[str]:
+    """Return what follows ``vantage`` in the command that runs the recipe."""
+    sets = [part for override in overrides for part in ("--set", override)]
+    return ["run", "instruct", "--workspace", str(workspace), "--json", *sets]
+
+
+def reported(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    """Return what a run that has succeeded reported."""
     assert done.returncode == 0, done.stderr[-3000:]
     report: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
     return report
@@ -53,13 +54,14 @@ def run(workspace: Path, *sources: str, reduced: Sequence[str] = REDUCED) -> dic
 @pytest.mark.timeout(1200)
 def test_the_readmes_own_command_reaches_its_end(tmp_path: Path) -> None:
     """The command is given only the three sources, for a model ten thousand times smaller than the recipe is meant for."""
-    report = run(
+    words = command(
         tmp_path / "workspace",
-        f"model.source={save_story_model(tmp_path / 'model')}",
+        f"model.source={save_story_model(tmp_path / 'model', num_layers=2)}",
         f"data.demonstrations.source={write_instructions(tmp_path / 'instructions.json')}",
         f"data.preferences.source={write_preferences(tmp_path / 'preferences.json')}",
-        reduced=(),
     )
+    vantage = str(Path(sys.executable).with_name("vantage"))
+    report = reported(subprocess.run([vantage, *words], capture_output=True, text=True))
     assert report["status"] == "completed"
     stages = report["stages"]
     assert isinstance(stages, dict)
@@ -74,16 +76,18 @@ def test_the_readmes_own_command_reaches_its_end(tmp_path: Path) -> None:
 
 def test_other_layouts_word_problems_and_chinese_conversations(tmp_path: Path) -> None:
     """JSON Lines with other column names; preferences whose sides are messages, in Chinese."""
-    report = run(
+    words = command(
         tmp_path / "workspace",
-        f"model.source={save_story_model(tmp_path / 'model')}",
+        f"model.source={save_story_model(tmp_path / 'model', num_layers=2)}",
         f"data.demonstrations.source={write_word_problems(tmp_path / 'problems.jsonl')}",
         "data.demonstrations.columns={prompt: question, response: answer}",
         "data.demonstrations.rows=200",
         f"data.preferences.source={write_chinese_preferences(tmp_path / 'chinese.json')}",
         "data.preferences.columns={prompt: conversations, chosen: chosen, rejected: rejected}",
         "generation.max_prompt_tokens=300",
+        *REDUCED,
     )
+    report = reported(WITH_BOTH.run([*FORKED_VANTAGE, *words], timeout=600, env=environment_of_forks()))
     stages = report["stages"]
     assert isinstance(stages, dict)
     assert {stage["status"] for stage in stages.values()} == {"completed"}

@@ -9,8 +9,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-NUM_LAYERS = 5
-
 NOUNS = ("cat", "dog", "bird", "fish", "boat", "tree", "house", "ball", "cake", "river", "horse", "lamp")
 NAMES = ("Tom", "Lily", "Anna", "Ben", "Sue", "Max")
 ADJECTIVES = ("big", "small", "red", "old", "happy", "green", "quiet", "new")
@@ -65,8 +63,11 @@ def story_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_story_model(folder: Path) -> Path:
-    """Save a Llama of five layers and about 260,000 random weights, with grouped heads and tied embeddings, and its tokenizer."""
+def save_story_model(folder: Path, num_layers: int = 5) -> Path:
+    """Save a Llama of random weights, with grouped heads and tied embeddings, and its tokenizer.
+
+    Five layers have about 260,000 weights.
+    """
     tokenizer = story_tokenizer()
     torch.manual_seed(1)
     model = LlamaForCausalLM(
@@ -74,7 +75,7 @@ def save_story_model(folder: Path) -> Path:
             vocab_size=len(tokenizer),
             hidden_size=64,
             intermediate_size=172,
-            num_hidden_layers=NUM_LAYERS,
+            num_hidden_layers=num_layers,
             num_attention_heads=8,
             num_key_value_heads=4,
             max_position_embeddings=512,
