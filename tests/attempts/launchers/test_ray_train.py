@@ -29,9 +29,9 @@ from tests.attempts.launchers.test_torchrun import (
     weights,
     work_of,
 )
-from tests.support.fork_server import WITH_TORCH
+from tests.support.fork_server import WITH_BOTH, WITH_TORCH
 from tests.support.ranked_stages import MISBEHAVES_AFTER, STEPS
-from tests.support.real_runs import wait_for
+from tests.support.real_runs import FORKED_VANTAGE, wait_for
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers import local_process
 from vantage.attempts.launchers.launcher import StageFailed
@@ -68,6 +68,13 @@ class RayCluster:
         print(command, file=self.process.stdin, flush=True)
         return int(self._answer())
 
+    def have(self, nodes: int) -> None:
+        """Add nodes, or lose them. A node takes seconds of computation, so a test leaves what it has, and the next says what it needs."""
+        while self.say("count") < nodes:
+            self.say("add")
+        while self.say("count") > nodes:
+            self.say("lose")
+
     def end(self) -> None:
         self.process.communicate("end\n", timeout=60)
 
@@ -84,11 +91,9 @@ class RayCluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """Yield two nodes of one CPU."""
+    """Yield a cluster to which nodes of one CPU can be added."""
     found = RayCluster()
     try:
-        found.say("add")
-        found.say("add")
         yield found
     finally:
         found.end()
@@ -96,7 +101,9 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def at_cluster(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+    """Return the cluster, with two nodes."""
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    cluster.have(2)
     return cluster
 
 
@@ -124,6 +131,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
 def asked_to_stop(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Failure]:
     """Return the folder of a stage on two nodes that was asked to stop after its first checkpoint, and its failure."""
     folder = tmp_path_factory.mktemp("stopped")
+    cluster.have(2)
     misbehaves(folder, "waits to be stopped")
     stop = threading.Event()
     with pytest.MonkeyPatch.context() as environment, pytest.raises(StageFailed) as caught:
@@ -138,14 +146,13 @@ def asked_to_stop(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def half_done(asked_to_stop: tuple[Path, Failure], at_cluster: RayCluster, tmp_path: Path) -> Iterator[Path]:
-    """Yield a copy of a workspace whose stage is half done; one of the two nodes is lost then."""
-    folder = tmp_path / "half done"
-    shutil.copytree(asked_to_stop[0], folder)
-    nodes = at_cluster.say("lose")
-    yield folder
-    if nodes == 1 and at_cluster.say("count") == 1:
-        at_cluster.say("add")
+def half_done(
+    asked_to_stop: tuple[Path, Failure], cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Return a copy of a workspace whose stage is half done; one of the two nodes is lost now."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    cluster.have(1)
+    return shutil.copytree(asked_to_stop[0], tmp_path / "half done")
 
 
 def test_asked_to_stop_it_saves(asked_to_stop: tuple[Path, Failure]) -> None:
@@ -154,111 +161,6 @@ def test_asked_to_stop_it_saves(asked_to_stop: tuple[Path, Failure]) -> None:
     saved, _ = read_committed(folder / "scratch")
     assert saved == MISBEHAVES_AFTER + 1
     assert f"after step {saved} of {STEPS}" in failed.message
-
-
-def test_where_all_ranks_of_a_hanging_stage_stand_and_a_lost_node_is_a_killed_rank(
-    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
-) -> None:
-    """The driver writes the stacks on the signal that the watchdog sends before it kills; later one process goes on."""
-    misbehaves(tmp_path, "hangs")
-    log, nodes, asked_at = tmp_path / "log.txt", 2, 0.0
-
-    def lose_a_node_when_both_are_seen() -> None:
-        nonlocal nodes, asked_at
-        if nodes == 1 or not is_misbehaving(tmp_path) or read_committed(tmp_path / "scratch")[0] != 5:
-            return
-        # the rank that hangs, and the one that waits for it
-        if all(function in log.read_text() for function in ("in misbehave", "in add_gradients")):
-            nodes = at_cluster.say("lose")
-        elif time.monotonic() - asked_at > 5.0:
-            asked_at = time.monotonic()
-            [driver] = local_process._stages
-            os.kill(driver, signal.SIGUSR1)
-
-    try:
-        cause, code, message = failure(tmp_path, on_poll=lose_a_node_when_both_are_seen)
-    finally:
-        if nodes == 1:
-            at_cluster.say("add")
-    assert (cause, code) == ("killed", ExitCode.RESUME)
-    assert re.match(r"a rank was lost: .*node", message), message
-    result = launch(tmp_path, nodes=None, attempt=2)
-    assert (result.metrics["ranks"], result.metrics["began"]) == (1, 5)
-    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
-
-
-def waits_for(folder: Path) -> str:
-    return what_it_waits_for(read_progress(folder / "scratch" / PROGRESS)) or ""
-
-
-def test_a_stage_that_waits_for_a_node_shows_it_and_goes_on_when_it_is_there(
-    alone: StageResult, at_cluster: RayCluster, half_done: Path
-) -> None:
-    saved, _ = read_committed(half_done / "scratch")
-    seen: list[str] = []
-
-    def add_a_node_when_it_waits() -> None:
-        said = waits_for(half_done)
-        if said.endswith("1 is alive") and not seen:
-            seen.append(said)
-            progress = read_progress(half_done / "scratch" / PROGRESS)
-            assert progress is not None
-            assert progress.step == saved, "not what the earlier attempt showed"
-            at_cluster.say("add")
-
-    result = launch(half_done, attempt=2, on_poll=add_a_node_when_it_waits)
-    assert re.fullmatch(r"waiting for 2 Ray nodes with 1 CPU each since \d\d:\d\d:\d\d, 1 is alive", seen[0])
-    assert result.metrics["ranks"] == 2
-    assert result.metrics["began"] == saved
-    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
-    assert [each.ranks for each in read_segments(half_done / "scratch")] == [2, 2]
-
-
-def test_a_stage_that_may_goes_on_with_fewer_nodes_and_records_how_many_ranks_did_what(
-    alone: StageResult, at_cluster: RayCluster, asked_to_stop: tuple[Path, Failure], tmp_path: Path
-) -> None:
-    """The second node is lost while the ranks start, after Ray has reserved it: the start fails, and the stage waits again. This costs
-    no attempt. One rank computes what one process does that goes on from the same checkpoint, bit by bit."""
-    folder, by_one_process = tmp_path / "goes on", tmp_path / "one process"
-    for each in (folder, by_one_process):
-        shutil.copytree(asked_to_stop[0], each)
-    saved, _ = read_committed(folder / "scratch")
-    nodes, seen = 2, set()
-
-    def lose_a_node_that_was_found() -> None:
-        nonlocal nodes
-        progress = read_progress(folder / "scratch" / PROGRESS)
-        if nodes == 2 and progress is not None and progress.phase.startswith("starting 2 ranks"):
-            nodes = at_cluster.say("lose")
-        if nodes == 1:
-            seen.add(waits_for(folder).partition(" since ")[0])
-
-    try:
-        result = launch(folder, nodes={"least": 1, "most": 2}, attempt=2, on_poll=lose_a_node_that_was_found)
-    finally:
-        if nodes == 1:
-            at_cluster.say("add")
-    assert nodes == 1
-    assert "waiting for 1 to 2 Ray nodes with 1 CPU each" in seen
-    assert "the ranks did not start, and are started again" in (folder / "log.txt").read_text()
-    assert result.metrics["ranks"] == 1
-    assert result.metrics["began"] == saved
-    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
-    assert weights(result) == weights(launch(by_one_process, nodes=None, attempt=2)), (
-        "one rank is one process"
-    )
-    segments = read_segments(folder / "scratch")
-    assert [(each.attempt, each.from_step, each.ranks) for each in segments] == [(1, 0, 2), (2, saved, 1)]
-    assert ranks_of(segments)["ranks"] == f"2 until step {saved}, then 1"
-
-
-def test_a_stage_that_waits_for_nodes_can_be_stopped(half_done: Path) -> None:
-    stop = threading.Event()
-    cause, code, message = failure(
-        half_done, attempt=2, stop=stop, on_poll=lambda: stop.set() if waits_for(half_done) else None
-    )
-    assert (cause, code) == ("preempted", ExitCode.RESUME)
-    assert message == "stopped on request while it waited for 2 Ray nodes with 1 CPU each"
 
 
 def test_the_error_of_one_rank_is_that_of_the_stage(at_cluster: RayCluster, tmp_path: Path) -> None:
@@ -303,6 +205,103 @@ def test_without_a_cluster_the_stage_is_refused(tmp_path: Path, monkeypatch: pyt
     assert "ray start --head" in message
 
 
+def test_where_all_ranks_of_a_hanging_stage_stand_and_a_lost_node_is_a_killed_rank(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """The driver writes the stacks on the signal that the watchdog sends before it kills; later one process goes on."""
+    misbehaves(tmp_path, "hangs")
+    log, nodes, asked_at = tmp_path / "log.txt", 2, 0.0
+
+    def lose_a_node_when_both_are_seen() -> None:
+        nonlocal nodes, asked_at
+        if nodes == 1 or not is_misbehaving(tmp_path) or read_committed(tmp_path / "scratch")[0] != 5:
+            return
+        # the rank that hangs, and the one that waits for it
+        if all(function in log.read_text() for function in ("in misbehave", "in add_gradients")):
+            nodes = at_cluster.say("lose")
+        elif time.monotonic() - asked_at > 5.0:
+            asked_at = time.monotonic()
+            [driver] = local_process._stages
+            os.kill(driver, signal.SIGUSR1)
+
+    cause, code, message = failure(tmp_path, on_poll=lose_a_node_when_both_are_seen)
+    assert (cause, code) == ("killed", ExitCode.RESUME)
+    assert re.match(r"a rank was lost: .*node", message), message
+    result = launch(tmp_path, nodes=None, attempt=2)
+    assert (result.metrics["ranks"], result.metrics["began"]) == (1, 5)
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+
+
+def waits_for(folder: Path) -> str:
+    return what_it_waits_for(read_progress(folder / "scratch" / PROGRESS)) or ""
+
+
+def test_a_stage_that_waits_for_nodes_can_be_stopped(half_done: Path) -> None:
+    stop = threading.Event()
+    cause, code, message = failure(
+        half_done, attempt=2, stop=stop, on_poll=lambda: stop.set() if waits_for(half_done) else None
+    )
+    assert (cause, code) == ("preempted", ExitCode.RESUME)
+    assert message == "stopped on request while it waited for 2 Ray nodes with 1 CPU each"
+
+
+def test_a_stage_that_waits_for_a_node_shows_it_and_goes_on_when_it_is_there(
+    alone: StageResult, cluster: RayCluster, half_done: Path
+) -> None:
+    saved, _ = read_committed(half_done / "scratch")
+    seen: list[str] = []
+
+    def add_a_node_when_it_waits() -> None:
+        said = waits_for(half_done)
+        if said.endswith("1 is alive") and not seen:
+            seen.append(said)
+            progress = read_progress(half_done / "scratch" / PROGRESS)
+            assert progress is not None
+            assert progress.step == saved, "not what the earlier attempt showed"
+            cluster.say("add")
+
+    result = launch(half_done, attempt=2, on_poll=add_a_node_when_it_waits)
+    assert re.fullmatch(r"waiting for 2 Ray nodes with 1 CPU each since \d\d:\d\d:\d\d, 1 is alive", seen[0])
+    assert result.metrics["ranks"] == 2
+    assert result.metrics["began"] == saved
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+    assert [each.ranks for each in read_segments(half_done / "scratch")] == [2, 2]
+
+
+def test_a_stage_that_may_goes_on_with_fewer_nodes_and_records_how_many_ranks_did_what(
+    alone: StageResult, at_cluster: RayCluster, asked_to_stop: tuple[Path, Failure], tmp_path: Path
+) -> None:
+    """The second node is lost while the ranks start, after Ray has reserved it: the start fails, and the stage waits again. This costs
+    no attempt. One rank computes what one process does that goes on from the same checkpoint, bit by bit."""
+    folder, by_one_process = tmp_path / "goes on", tmp_path / "one process"
+    for each in (folder, by_one_process):
+        shutil.copytree(asked_to_stop[0], each)
+    saved, _ = read_committed(folder / "scratch")
+    nodes, seen = 2, set()
+
+    def lose_a_node_that_was_found() -> None:
+        nonlocal nodes
+        progress = read_progress(folder / "scratch" / PROGRESS)
+        if nodes == 2 and progress is not None and progress.phase.startswith("starting 2 ranks"):
+            nodes = at_cluster.say("lose")
+        if nodes == 1:
+            seen.add(waits_for(folder).partition(" since ")[0])
+
+    result = launch(folder, nodes={"least": 1, "most": 2}, attempt=2, on_poll=lose_a_node_that_was_found)
+    assert nodes == 1
+    assert "waiting for 1 to 2 Ray nodes with 1 CPU each" in seen
+    assert "the ranks did not start, and are started again" in (folder / "log.txt").read_text()
+    assert result.metrics["ranks"] == 1
+    assert result.metrics["began"] == saved
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+    assert weights(result) == weights(launch(by_one_process, nodes=None, attempt=2)), (
+        "one rank is one process"
+    )
+    segments = read_segments(folder / "scratch")
+    assert [(each.attempt, each.from_step, each.ranks) for each in segments] == [(1, 0, 2), (2, saved, 1)]
+    assert ranks_of(segments)["ranks"] == f"2 until step {saved}, then 1"
+
+
 RECIPE = """\
 recipe: spread
 seed: 17
@@ -342,8 +341,8 @@ def test_a_run_shows_what_it_waits_for_and_goes_on_with_the_node_that_is_left(
     def committed() -> list[Path]:
         return list(workspace.glob("store/scratch/*/committed.json"))
 
-    run = subprocess.Popen(
-        [sys.executable, "-m", "vantage", "run", str(recipe), *place],
+    run = WITH_BOTH.popen(
+        [*FORKED_VANTAGE, "run", str(recipe), *place],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -367,8 +366,6 @@ def test_a_run_shows_what_it_waits_for_and_goes_on_with_the_node_that_is_left(
         assert "waiting for 1 to 2 Ray nodes" in " ".join(shown.split())
     finally:
         output, _ = run.communicate(timeout=600)
-        if at_cluster.say("count") == 1:
-            at_cluster.say("add")
     assert run.returncode == 0, output
     done = stage()
     assert done["status"] == "completed"
