@@ -19,8 +19,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.support.fixtures import RECIPE
-from tests.support.fork_server import WITH_PREFECT
+from tests.support.fork_server import WITH_BOTH, WITH_PREFECT
 from tests.support.orchestrated import events, pace
+from tests.support.real_runs import FORKED_VANTAGE, environment_of_forks
 from tests.support.unsent import VARIABLE
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import key_parts_of
@@ -607,9 +608,11 @@ def test_a_real_sweep_is_killed_and_resumed_and_its_table_is_that_of_mlflow(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     (tmp_path / "real.yaml").write_text(REAL)
-    command = [Path(sys.executable).with_name("vantage"), "sweep", tmp_path / "real.yaml", "--json"]
-    command += ["--workspace", workspace.root]
-    victim = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = [*FORKED_VANTAGE, "sweep", str(tmp_path / "real.yaml"), "--json"]
+    command += ["--workspace", str(workspace.root)]
+    victim = WITH_BOTH.popen(
+        command, env=environment_of_forks(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert victim.stderr is not None
     for line in victim.stderr:  # in the middle: one run is over, others are on their way
         if "1/4" in line and "policy.validation_score" in line:
@@ -618,7 +621,7 @@ def test_a_real_sweep_is_killed_and_resumed_and_its_table_is_that_of_mlflow(
     victim.communicate()
     assert "policy.validation_score" in line
 
-    resumed = subprocess.run(command, capture_output=True, text=True, check=False)
+    resumed = WITH_BOTH.run(command, env=environment_of_forks(), timeout=600)
     assert resumed.returncode == ExitCode.OK, resumed.stderr
     assert "0 done" not in resumed.stderr
     assert "sft, reward, value: trained once, reused 3 times" in resumed.stderr
