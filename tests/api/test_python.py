@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import vantage
 from tests.support.fixtures import ROOT
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import events, pace
 from tests.support.real_runs import wait_for
 from vantage.attempts.exit_codes import ExitCode
@@ -26,10 +28,12 @@ FAKE = (sys.executable, "-m", "tests.support.fake_vantage")
 
 
 @pytest.fixture
-def fake_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs compute with fake stages."""
+def fake_stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let runs compute with fake stages, in processes that are forked."""
     monkeypatch.setattr("vantage.api.running.COMMAND", FAKE)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with WITH_PREFECT.children():
+        yield
 
 
 def printed(*arguments: object) -> Any:
@@ -148,7 +152,7 @@ except KeyboardInterrupt as interrupt:
 @pytest.mark.usefixtures("prefect_url")
 def test_an_interrupt_saves_and_the_same_call_goes_on(workspace: Workspace, recipe_file: Path) -> None:
     pace(workspace, 5.0)
-    process = subprocess.Popen(
+    process = WITH_PREFECT.popen(
         [sys.executable, "-c", INTERRUPTED, str(recipe_file), str(workspace.root)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
