@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from typer.testing import CliRunner
 
 from tests.support.fixtures import RECIPE
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import attempt_all, orchestrated
 from tests.support.small_chat_run import MAX_TOKENS, TEMPERATURE, WORD, make_small_chat_run
 from vantage.attempts.exit_codes import ExitCode
@@ -218,7 +219,7 @@ def served(folder: Path) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(folder), "--env-manager", "local"]
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.Popen(
+    process = WITH_PREFECT.popen(
         [*command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
         env={**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.fixtures import ROOT
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.real_runs import run_recipe, wait_for
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import GROUPS, app
@@ -28,10 +30,10 @@ def test_every_command_has_one_heading() -> None:
     assert all(len(commands) < 10 for commands in GROUPS.values())
 
 
-def start(workspace: Path) -> "subprocess.Popen[str]":
+def start(workspace: Path, popen: "Callable[..., subprocess.Popen[str]]") -> "subprocess.Popen[str]":
     named = {"PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME"}
     environment = {name: value for name, value in os.environ.items() if name not in named}
-    return subprocess.Popen(
+    return popen(
         [sys.executable, "-m", "vantage", "ui", "--workspace", str(workspace)],
         env={**environment, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -66,7 +68,7 @@ def test_both_pages_show_the_run_until_ctrl_c(
         monkeypatch.delenv(name, raising=False)
     workspace = Workspace(tmp_path / "workspace")
     record, _ = run_recipe(workspace, recipe_file)
-    process = start(workspace.root)
+    process = start(workspace.root, WITH_PREFECT.popen)
     try:
         assert process.stdout is not None
         pages = dict(process.stdout.readline().split() for _ in range(3))
@@ -88,7 +90,7 @@ def test_both_pages_show_the_run_until_ctrl_c(
 
 
 def test_a_workspace_without_runs_is_refused(tmp_path: Path) -> None:
-    process = start(tmp_path / "workspace")
+    process = start(tmp_path / "workspace", subprocess.Popen)
     _, said = process.communicate(timeout=120)
     assert process.returncode == ExitCode.BAD_INPUT
     assert "no run is recorded in" in said
