@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fixtures import ROOT
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import events, pace
 from tests.support.real_runs import wait_for
 from vantage.attempts.stopping import stop_signals, stopping
@@ -76,13 +77,15 @@ def test_a_sweep_is_asked_too(hangup: Callable[[signal.Handlers], None]) -> None
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def on_a_terminal(command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+def on_a_terminal(
+    command: list[str], popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+) -> tuple[subprocess.Popen[bytes], int]:
     """Start a command on a terminal of its own; returns it and the terminal's other end."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
+    process = popen(
         [sys.executable, "-c", "import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
          "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # the tests themselves may run under nohup
-         "os.execvp(sys.argv[1], sys.argv[1:])", *command],
+         "os.execvpe(sys.argv[1], sys.argv[1:], os.environ)", *command],
         stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
     )  # fmt: skip
     os.close(theirs)
@@ -104,7 +107,8 @@ def test_when_the_terminal_goes_away_the_stage_saves_and_the_run_can_go_on(
             str(recipe_file),
             "--workspace",
             str(workspace.root),
-        ]
+        ],
+        WITH_PREFECT.popen,
     )
     os.set_blocking(terminal, False)
     try:
@@ -176,7 +180,7 @@ def test_a_detached_run_outlives_its_terminal_and_ends_when_it_is_cancelled(
         "from vantage.cli.main import main; main()"
     )
     command = [sys.executable, "-c", faked, "run", str(recipe_file), "--workspace", str(workspace.root)]
-    process, terminal = on_a_terminal([*command, "--detach"])
+    process, terminal = on_a_terminal([*command, "--detach"], WITH_PREFECT.popen)
     try:
         assert process.wait(180) == 0
         said = os.read(terminal, 65536).decode()
@@ -188,11 +192,10 @@ def test_a_detached_run_outlives_its_terminal_and_ends_when_it_is_cancelled(
     log = workspace.folder(record.run_id) / "console.log"
     wait_for(lambda: any(line.startswith("sft") for line in events(workspace)))
     assert "sft" in log.read_text()
-    cancelled = subprocess.run(
+    cancelled = WITH_PREFECT.run(
         [sys.executable, "-m", "vantage", "cancel", record.run_id, "--workspace", str(workspace.root)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
+        timeout=120,
     )
     assert cancelled.returncode == 0, cancelled.stderr
     wait_for(lambda: read_runs(workspace)[0].status == "resumable", 180)

@@ -2,13 +2,14 @@
 
 import logging
 import shlex
-import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import Witness
 from tests.support.real_runs import Starter, run_recipe
 from vantage.flows.unsent_ledger import unsent_said
@@ -44,7 +45,7 @@ def test_the_last_lines_say_what_mlflow_has_not_got_and_the_command_there_sends_
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
     program, *words = shlex.split(command)
     assert program.endswith("vantage")
-    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    done = WITH_PREFECT.run([sys.executable, program, *words], timeout=300)
     assert done.returncode == 0, done.stderr
     assert not outbox.is_unsent()
     assert "has not got" not in done.stdout

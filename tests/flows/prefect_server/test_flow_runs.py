@@ -3,13 +3,13 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import events, pace
 from tests.support.real_runs import (
     Starter,
@@ -62,7 +62,8 @@ def tags_of_tasks(flow_run_id: str) -> set[str]:
 
 def cancel_by_command(flow_run_id: str) -> None:
     command = [sys.executable, "-m", "prefect", "flow-run", "cancel", flow_run_id]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    done = WITH_PREFECT.run(command, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def call_cancelled(flow_run_id: str) -> None:
