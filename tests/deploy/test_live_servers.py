@@ -67,86 +67,7 @@ def job_of_the_pool() -> list[str]:
     return command
 
 
-def test_the_work_pool_is_made_once_and_what_a_person_set_stays(servers: Servers) -> None:
-    variables, _ = servers.up()
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, **variables, "PATH": programs}
-
-    def prefect(*command: str) -> str:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    prefect(*job_of_the_pool())
-    prefect("prefect", "work-pool", "set-concurrency-limit", "gpu", "3")
-    prefect("prefect", "work-pool", "pause", "gpu")
-    before = prefect("prefect", "work-pool", "inspect", "gpu", "--output", "json")
-    prefect(*job_of_the_pool())
-    assert prefect("prefect", "work-pool", "inspect", "gpu", "--output", "json") == before
-    pool = json.loads(before)
-    assert (pool["type"], pool["is_paused"], pool["concurrency_limit"]) == ("process", True, 3)
-
-
-def test_probes_pass_without_a_login_and_a_database_that_is_away_restarts_no_server(servers: Servers) -> None:
-    variables, _ = servers.up()
-    prefect, mlflow = variables["PREFECT_API_URL"].removesuffix("/api"), variables["MLFLOW_TRACKING_URI"]
-    for name, address in (("prefect", prefect), ("mlflow", mlflow)):
-        found = container(name)
-        assert answer(found["livenessProbe"], address) == answer(found["readinessProbe"], address) == 200
-        assert healthy(name, int(address.rpartition(":")[2]))
-        assert not healthy(name, free_port())
-    settings = read_settings(servers.folder)
-    postgres = OwnPostgres(settings)
-    where = ["--host", "127.0.0.1", "--port", str(settings.ports["postgres"])]
-    asked = [
-        *(container("postgres")[probe]["exec"]["command"] for probe in ("livenessProbe", "readinessProbe")),
-        compose()["services"]["postgres"]["healthcheck"]["test"][1:],
-    ]
-
-    def ready(command: list[str]) -> bool:
-        program = postgres.programs() / command[0]
-        return (
-            subprocess.run([program, *command[1:], *where], capture_output=True, timeout=30).returncode == 0
-        )
-
-    assert [ready(each) for each in asked] == [True] * 3
-    assert postgres.stop()
-    assert [ready(each) for each in asked] == [False] * 3
-    assert answer(container("prefect")["readinessProbe"], prefect) == 503
-    assert answer(container("prefect")["livenessProbe"], prefect) == 200
-    assert answer(container("mlflow")["livenessProbe"], mlflow) == 200
-
-
-def test_a_worker_marks_that_it_lives_also_while_its_server_is_away(servers: Servers, tmp_path: Path) -> None:
-    variables, _ = servers.up()
-    alive = tmp_path / "alive"
-    environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), ALIVE_FILE: str(alive)}
-    command = container("orders-worker")["command"]
-    worker = subprocess.Popen(
-        [sys.executable, "-c", "from vantage.cli.main import main; main()", *command[1:]],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    probe = container("orders-worker")["livenessProbe"]["exec"]["command"]
-    try:
-        wait_for(alive.exists, seconds=100)
-        asked = subprocess.run([sys.executable, *probe[1:]], env=environment, capture_output=True, timeout=60)
-        assert asked.returncode == 0, asked.stderr
-        login = tuple(variables["PREFECT_API_AUTH_STRING"].split(":"))
-        pool = requests.get(f"{variables['PREFECT_API_URL']}/work_pools/orders", auth=login, timeout=30)
-        assert pool.status_code == 200, "it has created its pool"
-        servers.down()
-        before = alive.stat().st_mtime_ns
-        wait_for(lambda: alive.stat().st_mtime_ns > before + 5 * 10**9, seconds=100)
-        assert worker.poll() is None
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        worker.communicate(timeout=100)
-
-
-# Other machines
+# Other machines come first: the servers begin with addresses, and go on without them
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -302,6 +223,92 @@ def test_an_address_without_tls_is_refused(servers: Servers) -> None:
     )
     assert refused.returncode == 69
     assert "--prefect-address=http://prefect.example.org is not https://NAME" in refused.stderr
+
+
+# The servers themselves
+
+
+def test_the_work_pool_is_made_once_and_what_a_person_set_stays(servers: Servers) -> None:
+    variables, _ = servers.up()
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, **variables, "PATH": programs}
+
+    def make_pool() -> None:
+        done = subprocess.run(job_of_the_pool(), env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def prefect(*words: str) -> str:
+        done = WITH_PREFECT.run([sys.executable, "-m", "prefect", *words], env=environment, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    make_pool()
+    prefect("work-pool", "set-concurrency-limit", "gpu", "3")
+    prefect("work-pool", "pause", "gpu")
+    before = prefect("work-pool", "inspect", "gpu", "--output", "json")
+    make_pool()
+    assert prefect("work-pool", "inspect", "gpu", "--output", "json") == before
+    pool = json.loads(before)
+    assert (pool["type"], pool["is_paused"], pool["concurrency_limit"]) == ("process", True, 3)
+
+
+def test_probes_pass_without_a_login_and_a_database_that_is_away_restarts_no_server(servers: Servers) -> None:
+    variables, _ = servers.up()
+    prefect, mlflow = variables["PREFECT_API_URL"].removesuffix("/api"), variables["MLFLOW_TRACKING_URI"]
+    for name, address in (("prefect", prefect), ("mlflow", mlflow)):
+        found = container(name)
+        assert answer(found["livenessProbe"], address) == answer(found["readinessProbe"], address) == 200
+        assert healthy(name, int(address.rpartition(":")[2]))
+        assert not healthy(name, free_port())
+    settings = read_settings(servers.folder)
+    postgres = OwnPostgres(settings)
+    where = ["--host", "127.0.0.1", "--port", str(settings.ports["postgres"])]
+    asked = [
+        *(container("postgres")[probe]["exec"]["command"] for probe in ("livenessProbe", "readinessProbe")),
+        compose()["services"]["postgres"]["healthcheck"]["test"][1:],
+    ]
+
+    def ready(command: list[str]) -> bool:
+        program = postgres.programs() / command[0]
+        return (
+            subprocess.run([program, *command[1:], *where], capture_output=True, timeout=30).returncode == 0
+        )
+
+    assert [ready(each) for each in asked] == [True] * 3
+    assert postgres.stop()
+    assert [ready(each) for each in asked] == [False] * 3
+    assert answer(container("prefect")["readinessProbe"], prefect) == 503
+    assert answer(container("prefect")["livenessProbe"], prefect) == 200
+    assert answer(container("mlflow")["livenessProbe"], mlflow) == 200
+
+
+def test_a_worker_marks_that_it_lives_also_while_its_server_is_away(servers: Servers, tmp_path: Path) -> None:
+    variables, _ = servers.up()
+    alive = tmp_path / "alive"
+    environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), ALIVE_FILE: str(alive)}
+    command = container("orders-worker")["command"]
+    worker = WITH_PREFECT.popen(
+        [sys.executable, "-c", "from vantage.cli.main import main; main()", *command[1:]],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    probe = container("orders-worker")["livenessProbe"]["exec"]["command"]
+    try:
+        wait_for(alive.exists, seconds=100)
+        asked = subprocess.run([sys.executable, *probe[1:]], env=environment, capture_output=True, timeout=60)
+        assert asked.returncode == 0, asked.stderr
+        login = tuple(variables["PREFECT_API_AUTH_STRING"].split(":"))
+        pool = requests.get(f"{variables['PREFECT_API_URL']}/work_pools/orders", auth=login, timeout=30)
+        assert pool.status_code == 200, "it has created its pool"
+        servers.down()
+        before = alive.stat().st_mtime_ns
+        wait_for(lambda: alive.stat().st_mtime_ns > before + 5 * 10**9, seconds=100)
+        assert worker.poll() is None
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=100)
 
 
 # systemd's command

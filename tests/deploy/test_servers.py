@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import requests
 
 from tests.deploy.conftest import ROOT, Servers
 from tests.support.fixtures import RECIPE
+from tests.support.fork_server import WITH_PREFECT
 from tests.support.real_runs import wait_for
 
 pytestmark = pytest.mark.slow
@@ -124,11 +124,9 @@ def test_a_run_of_a_recipe_is_recorded_by_both(servers: Servers, tmp_path: Path)
     recipe = tmp_path / "fake.yaml"
     recipe.write_text(RECIPE)
     command = [sys.executable, "-m", "tests.support.fake_vantage", "run", str(recipe)]
-    done = subprocess.run(
+    done = WITH_PREFECT.run(
         [*command, "--workspace", str(tmp_path / "workspace")],
         env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
