@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.orchestrated import attempt_all, orchestrated
-from vantage.attempts.launchers.local_process import RUN_STAGE
 from vantage.flows.orchestrator import Orchestrator
 from vantage.flows.publishing.publishing import publish
 from vantage.runs.planning import plan
@@ -16,6 +15,7 @@ from vantage.runs.resolving import load_resolved_text
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 from vantage.schemas.metric_names import UNCOMPILED
+from vantage.schemas.records.attempt import RUN_STAGE
 from vantage.schemas.records.metrics import headline_metric_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -57,8 +57,7 @@ def lived(
         patch.setenv("MLFLOW_TRACKING_URI", ledger_database)
         patch.setenv("OMP_NUM_THREADS", "1")
         workspace = Workspace(tmp_path_factory.mktemp("iterative") / "workspace")
-        with orchestrated(workspace, path) as orchestrator:
-            orchestrator.stage_function = RUN_STAGE
+        with orchestrated(workspace, path, in_process=True, stage_function=RUN_STAGE) as orchestrator:
             stages = attempt_all(orchestrator)
             for publication in orchestrator.recipe.publish:
                 publish(publication, orchestrator)

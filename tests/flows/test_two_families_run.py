@@ -44,7 +44,9 @@ UNUSED = ("chat", "preferences", "publish", "family-reward")
 
 
 def run_it(workspace: Workspace, recipe: Path, *overrides: str) -> RunRecord:
-    with orchestrated(workspace, recipe, *overrides, stage_function=RUN_STAGE) as orchestrator:
+    with orchestrated(
+        workspace, recipe, *overrides, in_process=True, stage_function=RUN_STAGE
+    ) as orchestrator:
         ended = attempt_all(orchestrator)
         assert {stage.status for stage in ended.values()} <= {"completed", "reused"}, ended
         for publication in orchestrator.recipe.publish:

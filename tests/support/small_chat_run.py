@@ -64,7 +64,9 @@ def make_small_chat_run(
     recipe = folder / "chat.yaml"
     recipe.write_text(RECIPE.replace("MODEL", str(folder / "base")))
     workspace = workspace or Workspace(folder / "workspace")
-    with orchestrated(workspace, recipe, *overrides, stage_function=RUN_STAGE) as orchestrator:
+    with orchestrated(
+        workspace, recipe, *overrides, in_process=True, stage_function=RUN_STAGE
+    ) as orchestrator:
         ended = attempt_all(orchestrator, until=until)
         if until is None:
             assert {stage.status for stage in ended.values()} <= {"completed", "reused"}, ended
