@@ -18,6 +18,7 @@ forked before there was a thread.
 import atexit
 import ctypes
 import fcntl
+import gc
 import importlib
 import inspect
 import json
@@ -75,14 +76,15 @@ _firsts: set[str] = set()
 class ForkServer:
     """A process that has loaded modules, and forks for this one; it starts with the first request."""
 
-    def __init__(self, *modules: str, runs_flows: bool = False) -> None:
+    def __init__(self, *modules: str, last: Sequence[str] = (), runs_flows: bool = False) -> None:
         """Name the modules; all that they import is loaded, too.
 
         Args:
+            last: modules that need what ``quick_imports`` leaves out.
             runs_flows: stages are fake ones, Prefect reads the environment of each process, and its children are forked.
         """
         self.process: subprocess.Popen[bytes] | None = None
-        self._modules, self._runs_flows = modules, runs_flows
+        self._modules, self._last, self._runs_flows = modules, tuple(last), runs_flows
         self._connection: socket.socket | None = None
         self._asks_for: int | None = None
 
@@ -163,7 +165,7 @@ class ForkServer:
                     env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                     start_new_session=True,
                 )
-            ours.send(json.dumps([self._modules, self._runs_flows]).encode())
+            ours.send(json.dumps([self._modules, self._last, self._runs_flows]).encode())
             assert ours.recv(64), "a fork server could not load its modules"
             self._connection, self._asks_for = ours, os.getpid()
         return self._connection
@@ -176,6 +178,9 @@ class ForkServer:
         with quick_imports():
             for name in self._modules:
                 importlib.import_module(name)
+        for name in self._last:
+            importlib.import_module(name)
+        gc.freeze()
         assert threading.active_count() == 1, "a fork has one thread"
 
     def _serve(self, owner: socket.socket) -> NoReturn:
@@ -336,6 +341,8 @@ WITH_TORCH = ForkServer(
     *_OF_STAGES,
     # What Ray imports. Ray itself reads the environment, which each of its workers has of its own, as soon as it is loaded.
     *("pyarrow.dataset", "pandas", "google.protobuf.message", "jsonschema", "requests"),
+    # Stages import these when they first need them: intervals of what was measured, adapters and 8-bit states.
+    last=("scipy.stats", "peft"),
 )
 
 
@@ -400,8 +407,8 @@ def _is_child(command: Sequence[str]) -> bool:
 def main() -> None:
     """Load the modules, then fork for the process that has started this one."""
     owner = socket.socket(fileno=int(sys.argv[1]))
-    modules, runs_flows = json.loads(owner.recv(_MOST))
-    server = ForkServer(*modules, runs_flows=runs_flows)
+    modules, last, runs_flows = json.loads(owner.recv(_MOST))
+    server = ForkServer(*modules, last=last, runs_flows=runs_flows)
     server._load()
     owner.send(b"loaded")
     server._serve(owner)
