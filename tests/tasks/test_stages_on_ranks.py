@@ -29,6 +29,7 @@ from vantage.schemas.kinds import resolve_work
 from vantage.schemas.metric_names import PASSES, SAMPLING, SPEED
 from vantage.schemas.recipe.critic_head import CriticHead
 from vantage.schemas.recipe.guards import Guard
+from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.rewards import Judge, Reward
 from vantage.schemas.recipe.rollout import Ahead
 from vantage.schemas.recipe.stage import Resources
@@ -37,7 +38,6 @@ from vantage.schemas.recipe.terms import ModelTerm
 from vantage.schemas.recipe.watch import Watch
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.data.rows import read_rows
-from vantage.tasks.stages import run_stage
 from vantage.tasks.training.checkpoint_folders import committed
 from vantage.tasks.training.checkpoints import load
 from vantage.tasks.training.optimization import EPS
@@ -47,6 +47,7 @@ pytestmark = pytest.mark.slow
 
 SECONDS = 600
 """The most that the processes may take; on an idle core they take 40."""
+BRIEF = Generation(max_prompt_tokens=48, max_response_tokens=12)
 
 Job = Callable[[Any, Path], StageJob]
 """Function of the small pipeline and a folder that returns the job."""
@@ -58,6 +59,15 @@ def of_kind(name: str, **changes: Any) -> Job:
         return found.model_copy(update={"work": resolve_work(found.work)})
 
     return job
+
+
+def briefly(job: Job) -> Job:
+    """Return the job with responses of half the length: to sample them takes most of its time."""
+
+    def brief(pipeline: Any, folder: Path) -> StageJob:
+        return job(pipeline, folder).model_copy(update={"generation": BRIEF})
+
+    return brief
 
 
 def of_preset(name: str, **changes: Any) -> Job:
@@ -157,38 +167,42 @@ CASES: dict[int, dict[str, Job]] = {
         "sampled ahead": of_preset("grpo", rollout=Ahead(ahead=1)),
         "quantiles": of_preset("quantiles", microbatch_size=1),
         **{
-            f"value with {name}": of_kind("value", microbatch_size=3, iterations=2, head=head)
+            f"value with {name}": briefly(of_kind("value", microbatch_size=3, iterations=2, head=head))
             for name, head in (
                 ("quantiles", CriticHead(quantiles=4)),
                 ("an ensemble", CriticHead(ensemble=2)),
             )
         },
         "moments too small for 8 bits": of_kind("sft", microbatch_size=3, optimizer_states="8bit"),
-        "networks and moments in host memory": of_kind(
-            "policy", iterations=2, resources=Resources(offload=("reference", "reward", "optimizer"))
+        "networks and moments in host memory": briefly(
+            of_kind("policy", iterations=2, resources=Resources(offload=("reference", "reward", "optimizer")))
         ),
         # the first rank asks the guards, and the other does the same
-        "ended by a guard": of_kind("policy", iterations=3, guards=(always("grad_norm_policy", "finish"),)),
-        "frozen by a guard": of_kind("policy", iterations=2, guards=(always("value_loss", "freeze_policy"),)),
+        "ended by a guard": briefly(
+            of_kind("policy", iterations=3, guards=(always("grad_norm_policy", "finish"),))
+        ),
+        "frozen by a guard": briefly(
+            of_kind("policy", iterations=2, guards=(always("value_loss", "freeze_policy"),))
+        ),
     },
     # neither 16 nor 8 nor 4 rows divide by 3, and micro-batches of 2 give the ranks unequal numbers of passes
     3: {
         "sft": of_kind("sft", microbatch_size=3),
         "reward": of_kind("reward", microbatch_size=2),
-        "value": of_kind("value", microbatch_size=2, iterations=2),
-        "evaluation": of_kind("evaluation"),
-        "pairs": pairs,
+        "value": briefly(of_kind("value", microbatch_size=2, iterations=2)),
+        "evaluation": briefly(of_kind("evaluation")),
+        "pairs": briefly(pairs),
         "collected": of_kind("collected", microbatch_size=16),
         "value of collected responses": collected_value,
-        "best of n": best_of_n,
-        "distillation": distillation,
+        "best of n": briefly(best_of_n),
+        "distillation": briefly(distillation),
         "dpo": dpo,
         "simpo": other_loss("simpo"),
         "orpo": other_loss("orpo"),
         "kto": kto,
-        "monitored": monitored,
-        "two families": two_families,
-        "watched by a model": watched_by_a_model,
+        "monitored": briefly(monitored),
+        "two families": briefly(two_families),
+        "watched by a model": briefly(watched_by_a_model),
         **{name: of_preset(name, microbatch_size=1) for name in UNEQUAL},
     },
 }
@@ -307,12 +321,9 @@ def test_ranks_give_the_weights_and_the_metrics_of_one_process(
         assert_alike(of_rank.result.metrics, expected, rel=2e-3, abs=2e-4)
 
 
-def test_every_response_is_judged_once_and_stands_in_its_row(
-    pipeline: Any, on_ranks: Any, tmp_path: Path
-) -> None:
+def test_every_response_is_judged_once_and_stands_in_its_row(by_one_process: Any, on_ranks: Any) -> None:
     """8 test prompts with 2 responses each, on 3 ranks; sampling is the same for any number of them."""
-    alone = CASES[3]["evaluation"](pipeline, tmp_path)
-    run_stage(alone)
+    alone: StageJob = by_one_process(3, "evaluation").job
     together: StageJob = on_ranks(3)["evaluation"][0].job
     for role in ("candidate", "baseline"):
         rows = read_rows(together.output, role)
@@ -320,9 +331,8 @@ def test_every_response_is_judged_once_and_stands_in_its_row(
         assert rows == read_rows(alone.output, role)
 
 
-def test_every_prompt_gives_its_pair_once(pipeline: Any, on_ranks: Any, tmp_path: Path) -> None:
-    alone = pairs(pipeline, tmp_path)
-    run_stage(alone)
+def test_every_prompt_gives_its_pair_once(by_one_process: Any, on_ranks: Any) -> None:
+    alone: StageJob = by_one_process(3, "pairs").job
     together: StageJob = on_ranks(3)["pairs"][0].job
     for split in ("train", "validation", "test"):
         assert read_rows(together.output, split) == read_rows(alone.output, split)
