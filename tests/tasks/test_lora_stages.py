@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.models.test_adapters import storages
 from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
 from tests.tasks.kills import killed_in
-from tests.tasks.test_stages_on_ranks import of_kind, result_of, start
+from tests.tasks.test_stages_on_ranks import briefly, of_kind, result_of, start
 from vantage.models.adapter_check import WEIGHTS
 from vantage.models.adapters import base_of
 from vantage.models.folders import load_policy
@@ -168,15 +168,23 @@ def test_checkpointed_layers_change_no_byte_of_all_weights(
         assert contents(jobs[0].output) == contents(jobs[1].output)
 
 
+def job_on_ranks(name: str, pipeline: Any, folder: Path, **changes: Any) -> StageJob:
+    """Return the job of a kind of stage; one that samples draws short responses, and the policy has two iterations."""
+    if name == "policy":
+        changes = {"iterations": 2, **changes}
+    job = of_kind(name, **changes)
+    return (job if name in ("sft", "reward") else briefly(job))(pipeline, folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rate"), [("sft", 1e-3), ("policy", 1e-4)])
 def test_two_ranks_train_the_adapters_of_one(
     name: str, rate: float, lora_pipeline: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "alone").mkdir()
-    alone = of_kind(name)(lora_pipeline, tmp_path / "alone")
+    alone = job_on_ranks(name, lora_pipeline, tmp_path / "alone")
     run_to_compare(alone)
-    job = of_kind(name, microbatch_size=2)(lora_pipeline, tmp_path)
+    job = job_on_ranks(name, lora_pipeline, tmp_path, microbatch_size=2)
     start(2, tmp_path / "jobs", [job], eps=ADAM_EPS)
     both, expected = (load_file(each.output / WEIGHTS) for each in (job, alone))
     assert_alike_weights(both, expected, learning_rate=rate)
@@ -200,7 +208,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 
 def sharded_job(name: str, pipeline: Any, folder: Path) -> StageJob:
     folder.mkdir(exist_ok=True)
-    return of_kind(name.partition(" ")[0], **SHARDED[name])(pipeline, folder)
+    return job_on_ranks(name.partition(" ")[0], pipeline, folder, **SHARDED[name])
 
 
 @pytest.fixture(scope="module")
