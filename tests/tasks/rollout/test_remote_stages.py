@@ -1,6 +1,8 @@
 """Whole stages sample with servers of vLLM: every kind, killed and resumed stages, servers that die, and several ranks."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.tasks.rollout.test_engine import best_of_n_job
 from tests.tasks.test_stages_on_ranks import moved, of_preset, result_of, start
 from vantage.ledger.journal import read
 from vantage.schemas.kinds import resolve_work
-from vantage.schemas.records.job import StageJob
+from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.rollout import remote_engine
 from vantage.tasks.rollout.remote_engine import EngineUnavailable
 from vantage.tasks.stages import run_stage
@@ -120,6 +122,51 @@ def test_a_stage_goes_on_when_its_servers_are_back(
     assert sum(metrics["engine_failures"] for metrics in metrics_of(cut)) > 0
 
 
+def policy_job(
+    preset: str | None, ahead: int, pipeline: Any, servers: list[FakeServer], folder: Path
+) -> StageJob[Any]:
+    """Return a policy stage that samples with these servers: of a preset, or with so many rollouts ahead."""
+    if preset is not None:
+        job = of_preset(preset, iterations=2)(pipeline, folder)
+        generation = job.generation.model_copy(update={"temperature": 0.7})
+        return served(job.model_copy(update={"generation": generation}), servers)
+    job = pipeline.job("policy", folder=folder, iterations=3)
+    job = served(job.model_copy(update={"work": resolve_work(job.work)}), servers)
+    work: Any = job.work
+    rollout = work.rollout.model_copy(update={"ahead": ahead})
+    return job.model_copy(update={"work": work.model_copy(update={"rollout": rollout})})
+
+
+def seeds_of(servers: list[FakeServer]) -> list[int]:
+    """Return the seed of each response that the servers were asked for."""
+    return [seed for server in servers for seed in server.seen.seeds]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one process made of a policy stage, and the seeds of the responses that it asked for."""
+
+    job: StageJob
+    result: StageResult
+    seeds: list[int]
+
+
+@pytest.fixture(scope="module")
+def by_one_process(
+    pipeline: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str | None, int], Alone]:
+    """Return a function of the arguments of ``policy_job`` that runs each of its stages once, with servers of its own."""
+
+    @cache
+    def run(preset: str | None, ahead: int) -> Alone:
+        with serving(pipeline.folder("model"), replicas=2) as servers:
+            job = policy_job(preset, ahead, pipeline, servers, tmp_path_factory.mktemp("alone"))
+            result = run_to_compare(job)
+            return Alone(job, result, seeds_of(servers))
+
+    return run
+
+
 @pytest.mark.parametrize(
     "strategy, preset, ahead",
     [
@@ -135,31 +182,18 @@ def test_two_ranks_ask_for_their_own_responses(
     preset: str | None,
     ahead: int,
     pipeline: Any,
+    by_one_process: Callable[[str | None, int], Alone],
     servers: list[FakeServer],
     tmp_path: Path,
 ) -> None:
     """The same weights and metrics as one process has; each response is asked for once, and one rank gives the weights."""
-
-    def job_in(folder: Path) -> StageJob:
-        folder.mkdir()
-        if preset is not None:
-            job = of_preset(preset, iterations=2)(pipeline, folder)
-            generation = job.generation.model_copy(update={"temperature": 0.7})
-            return served(job.model_copy(update={"generation": generation}), servers)
-        job = pipeline.job("policy", folder=folder, iterations=3)
-        job = served(job.model_copy(update={"work": resolve_work(job.work)}), servers)
-        rollout = job.work.rollout.model_copy(update={"ahead": ahead})  # type: ignore[union-attr]
-        return job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})})
-
-    alone, together = job_in(tmp_path / "alone"), job_in(tmp_path / "together")
-    expected = run_to_compare(alone)
-    before = {seed for server in servers for seed in server.seen.seeds}
-    num_before = sum(len(server.seen.seeds) for server in servers)
+    alone = by_one_process(preset, ahead)
+    together = policy_job(preset, ahead, pipeline, servers, tmp_path)
     start(2, tmp_path / "jobs", [together], eps=ADAM_EPS, strategy=strategy)
-    seeds = [seed for server in servers for seed in server.seen.seeds][:]
-    assert set(seeds) == before and len(seeds) == 2 * num_before
-    assert_alike_weights(moved(together), moved(alone), learning_rate=alone.work.learning_rate)
+    seeds = seeds_of(servers)
+    assert set(seeds) == set(alone.seeds) and len(seeds) == len(alone.seeds)
+    assert_alike_weights(moved(together), moved(alone.job), learning_rate=together.work.learning_rate)
     results = [result_of(together, rank) for rank in range(2)]
     assert results[0].metrics == results[1].metrics
-    assert_alike(results[0].metrics, expected.metrics, rel=2e-3, abs=2e-4)
+    assert_alike(results[0].metrics, alone.result.metrics, rel=2e-3, abs=2e-4)
     assert not (together.scratch / "weights").exists()
