@@ -10,6 +10,7 @@ from tests.support.fake_vllm_server import PROGRAM, FakeServer, serving
 from tests.support.fork_server import WITH_TORCH
 from tests.tasks.alike import ADAM_EPS, assert_alike_weights, run_to_compare
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand, engine_of
+from tests.tasks.rollout.test_remote_stages import served
 from tests.tasks.rollout.test_vllm_adapters import RANK, adapted_parts, adapter_bytes, moved_adapters
 from tests.tasks.test_stages_on_ranks import moved, start
 from vantage.ledger.journal import read
@@ -183,10 +184,9 @@ def test_servers_sample_ahead_with_the_adapter_from_before_the_update(
 
 @pytest.mark.slow
 def test_a_whole_stage_samples_from_adapters_on_a_server(lora_pipeline: Any, tmp_path: Path) -> None:
-    job = lora_pipeline.job("policy", folder=tmp_path)
     with serving(lora_pipeline.folder("model"), lora=(8, TARGETS)) as servers:
-        rollout = job.work.rollout.model_copy(update={"engine": "vllm", "url": (servers[0].url,)})
-        run_stage(job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})}))
+        job: Any = served(lora_pipeline.job("policy", folder=tmp_path), servers)
+        run_stage(job)
         base = load_policy(lora_pipeline.folder("model"))
         whole = sum(weight.nbytes for weight in base.parameters())
         assert servers[0].seen.sent.count(whole) == 1 == sum(each >= whole for each in servers[0].seen.sent)
@@ -204,10 +204,8 @@ def test_adapters_that_two_ranks_hold_in_parts_are_sent_as_adapters(
 
     def job_in(folder: Path, server: FakeServer) -> Any:
         folder.mkdir()
-        job = lora_pipeline.job("policy", folder=folder)
-        rollout = job.work.rollout.model_copy(update={"engine": "vllm", "url": (server.url,)})
-        work = resolve_work(job.work.model_copy(update={"rollout": rollout}))
-        return job.model_copy(update={"work": work})
+        job = served(lora_pipeline.job("policy", folder=folder), [server])
+        return job.model_copy(update={"work": resolve_work(job.work)})
 
     with serving(lora_pipeline.folder("model"), replicas=2, lora=(8, TARGETS)) as (first, second):
         alone, together = job_in(tmp_path / "alone", first), job_in(tmp_path / "together", second)
