@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.fake_vllm_server import FakeServer, serving
 from tests.tasks.kills import same_bytes_after_a_kill
+from tests.tasks.rollout import test_remote_stages
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand, engine_of
 from tests.tasks.rollout.test_vllm_engine import moved, parts
 from vantage.ledger.journal import read
@@ -43,9 +44,10 @@ def servers(pipeline: Any) -> Iterator[list[FakeServer]]:
 
 def served(pipeline: Any, servers: list[FakeServer], folder: Path, **changes: Any) -> StageJob:
     """Return a policy stage that samples ahead with these servers."""
-    job: StageJob = pipeline.job("policy", folder=folder, **changes)
-    rollout = Ahead(engine="vllm", url=tuple(each.url for each in servers), ahead=1)
-    return job.model_copy(update={"work": job.work.model_copy(update={"rollout": rollout})})
+    job = test_remote_stages.served(pipeline.job("policy", folder=folder, **changes), servers)
+    work: Any = job.work
+    rollout = Ahead(engine="vllm", url=work.rollout.url, ahead=1)
+    return job.model_copy(update={"work": work.model_copy(update={"rollout": rollout})})
 
 
 def curves_of(job: StageJob) -> list[dict[str, float]]:
