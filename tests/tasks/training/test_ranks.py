@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.fork_server import WITH_TORCH
+from tests.tasks.small_model import write_small_model
 from tests.tasks.training import rank_losses
 from tests.tasks.training.rank_losses import LENGTHS, LOSSES, ROWS, gradient_of
 from vantage.ledger.journal import read
-from vantage.models.builtin import build_builtin
 from vantage.tasks.training import ranks
 from vantage.tasks.training.checkpoint_folders import committed
 from vantage.tasks.training.scratch import CHECKPOINTS, JOURNAL
@@ -27,7 +27,7 @@ SECONDS = 240
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks") / "model"
-    build_builtin("tiny", folder, seed=3)
+    write_small_model(folder, width=32, seed=3)
     return folder
 
 
