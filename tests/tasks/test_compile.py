@@ -152,6 +152,8 @@ def test_compiled_code_learns_the_same_and_goes_on_exactly_in_another_process(
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no processes that load torch to compile
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",  # vectors as the CPU's flags say; a trial compiles nine files
         }
         ended = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(job_file), str(result), str(copied_in), str(copy)],
