@@ -169,9 +169,7 @@ def test_checkpointed_layers_change_no_byte_of_all_weights(
 
 
 def job_on_ranks(name: str, pipeline: Any, folder: Path, **changes: Any) -> StageJob:
-    """Return the job of a kind of stage; one that samples draws short responses, and the policy has two iterations."""
-    if name == "policy":
-        changes = {"iterations": 2, **changes}
+    """Return the job of a kind of stage; one that samples draws short responses."""
     job = of_kind(name, **changes)
     return (job if name in ("sft", "reward") else briefly(job))(pipeline, folder)
 
