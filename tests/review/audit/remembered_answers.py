@@ -23,7 +23,7 @@ from vantage.ledger.to_mlflow.audited_runs import AuditedServer
 OF_RUNS = ("destination", "runs", "knows", "tags_with")
 """Questions that no table of registered models answers."""
 OF_ONE_RUN = ("run", "tags_of", "_active_run", "_read")
-"""Of these, the ones about one of MLflow's runs, whose id or entity is the last argument."""
+"""Questions of the same kind about one of MLflow's runs, whose id or entity is the last argument."""
 OF_MODELS = ("model", "version", "versions", "versions_of")
 """Questions that no table in ``LOGGED`` answers."""
 

@@ -144,7 +144,7 @@ def seeds_of(servers: list[FakeServer]) -> list[int]:
 
 @dataclass(frozen=True)
 class Alone:
-    """What one process made of a policy stage, and the seeds of the responses that it asked for."""
+    """Result of a policy stage in one process, and the seeds of the responses that it asked for."""
 
     job: StageJob
     result: StageResult
