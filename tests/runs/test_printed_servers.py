@@ -36,7 +36,6 @@ def started(command: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
     }
-    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # else more processes, which import all again
     with (folder / "printed.log").open("wb") as log:
         process = subprocess.Popen(
             command, shell=True, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
@@ -72,7 +71,6 @@ def test_the_printed_mlflow_shows_the_workspace_s_database(tmp_path: Path) -> No
         command = own_commands.mlflow_server(ledger.where())
     port = command.rpartition(" ")[2]
     assert "--port" in command
-    # by default it has four workers, each of which imports all again
-    with started(f"{command} --workers 1", tmp_path) as process:
+    with started(command, tmp_path) as process:
         url = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/search"
         assert '"printed"' in answer(url, process, tmp_path, {"max_results": 10})
