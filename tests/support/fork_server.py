@@ -389,16 +389,12 @@ class Forked(_popen):  # type: ignore[type-arg]
         if not isinstance(command, list | tuple) or len(command) < 2 or command[0] != sys.executable:
             return None
         if self._server is None:
-            return (
-                self.server_of_children
-                if command[1] == "-m" and command[2] in (*CHILDREN, *COMMANDS)
-                else None
-            )
+            return self.server_of_children if _is_child(command, *COMMANDS) else None
         return None if str(command[1]).startswith("-") and command[1] not in ("-m", "-c") else self._server
 
 
-def _is_child(command: Sequence[str]) -> bool:
-    return command[1] == "-m" and command[2] in CHILDREN
+def _is_child(command: Sequence[str], *others: str) -> bool:
+    return command[1] == "-m" and command[2] in (*CHILDREN, *others)
 
 
 # -- in the process that forks, and in what it has forked

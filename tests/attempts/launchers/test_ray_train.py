@@ -69,7 +69,10 @@ class RayCluster:
         return int(self._answer())
 
     def have(self, nodes: int) -> None:
-        """Add nodes, or lose them. A node takes seconds of computation, so a test leaves what it has, and the next says what it needs."""
+        """Add or lose nodes until there are so many.
+
+        A node takes seconds of computation. So a test leaves its nodes to the next one, which asks for as many as it needs.
+        """
         while self.say("count") < nodes:
             self.say("add")
         while self.say("count") > nodes:
