@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import secrets
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -77,7 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
     What a machine keeps is kept in one folder for all processes of the tests, and nothing of its user's is read. Files
     are not synced to the disk, which was a third of the time of a small run, and are in memory where there is room: no test
     outlives a loss of power, and those that simulate one watch the calls. A busy machine may take long for an example of hypothesis.
+
+    A shell starts what it puts in the background with SIGINT ignored, which children inherit: tests interrupt commands.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile(
         "untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import distributed
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from vantage.models.sampling import sample
+from tests.support.single_row import respond
 
 
 @dataclass
@@ -234,20 +234,16 @@ class FakeEngine:
             return
         assert params.seed is not None and params.ignore_eos and not params.detokenize
         FAULTS.asked.append(params.seed)
-        found = sample(
+        found = respond(
             model,
-            [ids],
+            ids,
             max_new_tokens=params.max_tokens,
-            temperature=params.temperature or 1.0,
+            temperature=params.temperature,
             eos_token_ids=params.stop_token_ids,
-            pad_token_id=0,
             seed=params.seed,
-            greedy=params.temperature == 0,
         )
         is_dropped = len(FAULTS.asked) - 1 in FAULTS.dropped
-        self.open[name] = Request(
-            found.responses[0], found.logprobs[0], found.ended[0], None, is_dropped=is_dropped
-        )
+        self.open[name] = Request(found.ids, found.logprobs, found.ended, None, is_dropped=is_dropped)
 
     @staticmethod
     @torch.no_grad()

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.fake_vllm import adapted, checksums_of, flip_last_bit, targets_of
-from vantage.models.sampling import sample
+from tests.support.single_row import respond
 from vantage.tasks.rollout.vllm_worker import REVISION, VantageWorker
 
 PROGRAM = ("-m", "tests.support.stand_in", "tests.support.fake_vllm_server")
@@ -232,21 +232,19 @@ class FakeServer:
             self.seen.seeds.append(sampling["seed"])
             self.seen.prompts.append(body["token_ids"])
             self.seen.bodies.append(body)
-            found = sample(
+            found = respond(
                 self.model_of(body),
-                [body["token_ids"]],
+                body["token_ids"],
                 max_new_tokens=sampling["max_tokens"],
-                temperature=sampling["temperature"] or 1.0,
+                temperature=sampling["temperature"],
                 eos_token_ids=sampling["stop_token_ids"],
-                pad_token_id=0,
                 seed=sampling["seed"],
-                greedy=sampling["temperature"] == 0,
             )
             version = "1-another" if number in self.faults.stale else self.version
             if number in self.faults.overtaken:
                 self.overtake()
-        ids, logprobs = found.responses[0], found.logprobs[0]
-        reason = "stop" if found.ended[0] else "length"
+        ids, logprobs = found.ids, found.logprobs
+        reason = "stop" if found.ended else "length"
         if number in self.faults.aborted:
             ids, logprobs, reason = ids[:1], logprobs[:1], "abort"
         return number, choice(ids, logprobs, reason, version)
@@ -256,20 +254,18 @@ class FakeServer:
         assert body["return_token_ids"] and body["ignore_eos"]
         assert (body["temperature"], body["top_p"], body["top_k"]) == (1.0, 1.0, -1)
         with self._lock:
-            found = sample(
+            found = respond(
                 self.model,
-                [body["prompt"]],
+                body["prompt"],
                 max_new_tokens=body["max_tokens"],
                 temperature=1.0,
                 eos_token_ids=body["stop_token_ids"],
-                pad_token_id=0,
                 seed=body["seed"],
             )
             self.seen.completed.append((tuple(body["prompt"]), body["seed"]))
-        ids = found.responses[0]
-        reason = "stop" if found.ended[0] else "length"
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
-        chosen = {"index": 0, "text": "", "finish_reason": reason, "token_ids": ids}
+        reason = "stop" if found.ended else "length"
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(found.ids)}
+        chosen = {"index": 0, "text": "", "finish_reason": reason, "token_ids": found.ids}
         return {"choices": [chosen], "usage": usage}
 
     @torch.no_grad()
