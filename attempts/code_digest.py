@@ -58,6 +58,7 @@ class Reading(NamedTuple):
     """Modules that it may import."""
 
 
+@cache  # an audit asks for every stage, and modules that were read are cached too
 def code_digest(module: str) -> str:
     """Return the sha256 over the syntax trees of a module and of all our modules that it imports, at any depth.
 

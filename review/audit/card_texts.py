@@ -1,7 +1,7 @@
 """Compare the text of a model's card, or of a run's page, with the text that is derived again."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -74,9 +74,17 @@ def compare_cards(
 _BEST_FIRST: tuple[Outcome, ...] = ("ok", "note", "unchecked", "wrong")
 
 
-def best(results: Sequence[Compared]) -> Compared:
-    """Return the best of the comparisons of one text with each text that it may be; of equally good ones the first."""
-    return min(results, key=lambda each: _BEST_FIRST.index(each.outcome))
+def best(results: Iterable[Compared]) -> Compared:
+    """Return the best of the comparisons of one text with each text that it may be; of equally good ones the first.
+
+    After one that agrees no other is made, since each text is derived for it.
+    """
+    made = []
+    for each in results:
+        made.append(each)
+        if each.outcome == "ok":
+            break
+    return min(made, key=lambda each: _BEST_FIRST.index(each.outcome))
 
 
 def _lines(text: str) -> list[str]:

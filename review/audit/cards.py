@@ -42,8 +42,7 @@ def model_card_checks(evidence: Evidence, run_id: str, step: str) -> Iterator[Ch
     states = [each.entry for each in written if each.end >= first]
     if not states or not (found or replay.is_chained):
         return  # an earlier version wrote none
-    results = [_compared(evidence, found, entry, step, run, None) for entry in states]
-    compared = best(results)
+    compared = best(_compared(evidence, found, entry, step, run, None) for entry in states)
     yield Check(subject=f"{SUBJECT} of its model in MLflow", outcome=compared.outcome, detail=compared.detail)
 
 
@@ -87,11 +86,10 @@ def _compared(
     pages = replace(pages, registered=registered)
     limit = TAG_LENGTH if registered is None else DESCRIPTION_LENGTH
     stage = entry.stages[step]
-    results = [
+    return best(
         compare_cards(found, model_note(entry, step, pages, makers), limit=limit)
         for makers in possible_makers(evidence, [(stage, run)])
-    ]
-    return best(results)
+    )
 
 
 def _writings(evidence: Evidence, run_id: str, replay: Replay, step: str) -> Iterator[OutboxLine]:

@@ -57,12 +57,12 @@ def _compared(
         for each in replay.lines
         if isinstance(each.operation, Publish) and each.end not in sent.ends
     }
-    results = [
+    results = (
         compare_cards(found, text, limit=TAG_LENGTH, wording=PAGES)
         for entry in reversed(states)
         for text in _texts(evidence, entry, step, refused=not_taken)
-    ]
-    return best(results) if results else None
+    )
+    return best(results) if states else None
 
 
 def _writings(evidence: Evidence, replay: Replay, step: str | None) -> Iterator[tuple[OutboxLine, bool]]:

@@ -62,6 +62,7 @@ def digest() -> str:
 
 
 def forget_what_was_read() -> None:
+    subject.code_digest.cache_clear()
     subject._read.cache_clear()
     subject._kept.cache_clear()
     subject._source.cache_clear()

@@ -3,11 +3,12 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from tests.review.audit.remembered_answers import RememberedAnswers
 from tests.review.audit.tampering import Case
@@ -19,6 +20,7 @@ from vantage.attempts.identity import environment
 from vantage.flows.publishing.publishing import publish
 from vantage.ledger import tracking
 from vantage.ledger.critic_page import diagnosis_plots
+from vantage.review.audit import small_files
 from vantage.runs.record import RunRecord
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -183,7 +185,7 @@ def every_question(answers: RememberedAnswers, monkeypatch: pytest.MonkeyPatch) 
 def reused_copies(answers: RememberedAnswers) -> Iterator[None]:
     """Let one audit after the other copy its database to one place, and let MLflow read its own migrations once.
 
-    It is asked anew only about databases with another content.
+    It is asked anew only about databases with another content, and a description of a model is parsed once.
     """
     tracking.set_up_client()
     from mlflow.store.db import utils
@@ -192,6 +194,8 @@ def reused_copies(answers: RememberedAnswers) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(audited_runs, "tempfile", SimpleNamespace(TemporaryDirectory=ReusedFolder))
+        remembering = lru_cache(64)(yaml.load)  # nearly all descriptions of models are equal
+        patched.setattr(small_files, "yaml", SimpleNamespace(load=remembering, YAMLError=yaml.YAMLError))
         patched.setattr(utils, "_get_latest_schema_revision", cache(utils._get_latest_schema_revision))
         answers.patch(patched)
         yield

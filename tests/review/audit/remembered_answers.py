@@ -97,7 +97,18 @@ class RememberedAnswers:
 
 
 def content_of(database: Path) -> Content | None:
-    """Return the digests of a database; None: it is damaged."""
+    """Return the digests of a database; None: it is damaged. They are computed once for equal files, as most copies are."""
+    file = hashlib.sha256(database.read_bytes()).hexdigest()
+    if file not in _contents:
+        _contents[file] = _read_content(database)
+    return _contents[file]
+
+
+_contents: dict[str, Content | None] = {}
+"""sha256 of a database file → its digests."""
+
+
+def _read_content(database: Path) -> Content | None:
     shared, registered, logged = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     of_run: dict[object, Any] = {}
     try:

@@ -1,5 +1,6 @@
 """An audit checks what people and keys decided about a model: approvals, alias movements by hand and by command, signatures, removals."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,11 @@ class Place:
         self.workspace = Workspace(folder / "workspace")
         self.recipe = folder / "asking.yaml"
         self.recipe.write_text(RECIPE)
-        self.client = MlflowClient(tracking_uri=f"sqlite:///{self.workspace.root / 'mlflow.db'}")
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """A client of its database, for after a run: the run's ledger makes it from a copy, and a client by migrations, for seconds."""
+        return MlflowClient(tracking_uri=f"sqlite:///{self.workspace.root / 'mlflow.db'}")
 
     @property
     def record(self) -> RunRecord:
