@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from vantage.models import compiled_layers
 from vantage.models.compiled_layers import CannotCompile, compile_layers, taken_graphs
 from vantage.models.gradient_checkpointing import checkpoint_gradients
 from vantage.models.sampling import sample
@@ -60,7 +61,15 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
-def test_layers_share_graphs_and_shapes_are_symbols() -> None:
+def try_kinds(monkeypatch: pytest.MonkeyPatch, chosen: slice) -> None:
+    """Try only some kinds of passes, where a test needs no others: a graph takes a second."""
+    kinds = compiled_layers._kinds_of_passes
+    monkeypatch.setattr(
+        compiled_layers, "_kinds_of_passes", lambda *given, **options: list(kinds(*given, **options))[chosen]
+    )
+
+
+def test_layers_share_graphs_and_shapes_are_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are eight graphs, for 3 layers or 6: with and without gradients, with and without a mask, of one row and of
     several.
     """
@@ -74,6 +83,7 @@ def test_layers_share_graphs_and_shapes_are_symbols() -> None:
         with torch.no_grad():
             hidden(many, rows, tokens)
     assert taken_graphs() == 0
+    try_kinds(monkeypatch, slice(1))
     wider = llama(2, width=24).requires_grad_(False)
     assert compile_layers(wider, backend=TRACED) == taken_graphs() > 0, "another width has graphs of its own"
 
@@ -81,8 +91,11 @@ def test_layers_share_graphs_and_shapes_are_symbols() -> None:
 @pytest.mark.parametrize("build", [llama, gpt2])
 @pytest.mark.parametrize("forgets", [False, True])
 def test_states_and_gradients_are_those_of_the_layers_as_written(
-    build: Callable[[], PreTrainedModel], forgets: bool
+    build: Callable[[], PreTrainedModel], forgets: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    try_kinds(
+        monkeypatch, slice(1, 3)
+    )  # as those of SHAPES: several rows with padding, and a single one without
     plain, compiled = build(), build()
     if forgets:
         checkpoint_gradients(compiled)
