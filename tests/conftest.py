@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.folder_in_memory import use_folder_in_memory
 from tests.support.mlflow_databases import forget_databases
 from tests.support.needs import missing, reason
+from tests.support.one_certificate import trust_one_certificate
 from tests.support.progress import Progress
 from tests.support.stand_in import ADDRESS
 
@@ -95,6 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
             use_folder_in_memory()
         config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="vantage-cache-")
         os.environ["VANTAGE_CACHE"] = config.stash[_CACHE].name
+        trust_one_certificate(Path(config.stash[_CACHE].name))
         config.pluginmanager.register(Progress(config))
     os.environ[ADDRESS] = f"{os.environ['VANTAGE_CACHE']}/forks-{os.getpid()}"
 
@@ -141,6 +144,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Yield the address of an S3 server."""
+    from moto.moto_server.werkzeug_app import create_backend_app
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(
@@ -149,7 +153,8 @@ def s3_server() -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     assert server._server is not None
-    server._server.app = _one_write_at_a_time(server._server.app)
+    # the server's own application lists a folder to find the service of each request
+    server._server.app = _one_write_at_a_time(create_backend_app("s3"))
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.support.stand_in import ADDRESS, command_of
+from vantage.attempts.code_digest import module_digests
 from vantage.attempts.launchers.quick_imports import quick_imports
 from vantage.schemas.kinds import STAGES
 
@@ -180,6 +181,8 @@ class ForkServer:
                 importlib.import_module(name)
         for name in self._last:
             importlib.import_module(name)
+        for kind in STAGES.values():
+            module_digests(kind.module)  # what is read here, no fork parses again
         gc.freeze()
         assert threading.active_count() == 1, "a fork has one thread"
 
