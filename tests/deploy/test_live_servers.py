@@ -324,14 +324,16 @@ def test_watched_servers_come_back_and_end_with_the_process_that_watches(servers
         text=True,
     )
     try:
-        wait_for(lambda: all(servers.processes().values()), seconds=200)
+        wait_for(lambda: all(servers.processes().values()), seconds=200, pause=0.25)
         wait_for(lambda: (servers.folder / "environment").exists(), seconds=200)
         variables, _ = servers.up()
         killed = servers.processes()["mlflow"]
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         wait_for(
-            lambda: servers.processes()["mlflow"] and not servers.processes()["mlflow"] & killed, seconds=60
+            lambda: servers.processes()["mlflow"] and not servers.processes()["mlflow"] & killed,
+            seconds=60,
+            pause=0.25,  # a look reads the environment of every process
         )
         again, _ = servers.up()
         assert again == variables
