@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from tests.support.fork_server import WITH_TORCH
 from tests.support.small_chat_run import save_chat_model
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers import sampling_process
@@ -128,6 +129,7 @@ def test_a_template_that_goes_on_for_ever_for_some_row_is_ended(
 ) -> None:
     """The trial prompts of a model do not have the word; a row of the file does."""
     monkeypatch.setattr(sampling_process, "RENDER_SECONDS", 1.0)
+    fork_models(monkeypatch, WITH_TORCH.popen)
     loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
     save_with_template(tmp_path / "model", f"{{% if 'loop' in messages[0].content %}}{loops}{{% endif %}}")
     path = lines(
@@ -136,6 +138,11 @@ def test_a_template_that_goes_on_for_ever_for_some_row_is_ended(
     done = inspect(path, "--model", str(tmp_path / "model"))
     assert done.exit_code == ExitCode.BAD_INPUT
     assert f"--model={tmp_path / 'model'}: the model's chat template did not render 2 rows" in done.output
+
+
+def fork_models(monkeypatch: pytest.MonkeyPatch, popen: Callable[..., "subprocess.Popen[Any]"]) -> None:
+    """Have processes that hold a model started by ``popen``: by themselves, they would load torch for five CPU seconds."""
+    monkeypatch.setattr(sampling_process, "subprocess", SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE))
 
 
 def save_with_template(folder: Path, before: str) -> None:
@@ -160,7 +167,7 @@ with quick_imports():
 template_trial.SECONDS = 2.0
 main()
 """
-    return subprocess.Popen([command[0], "-c", program], **options)
+    return WITH_TORCH.popen([command[0], "-c", program], **options)
 
 
 @pytest.mark.slow
@@ -175,8 +182,7 @@ def test_a_template_that_takes_too_much_outside_the_first_prompts_is_ended(
     tmp_path: Path, template: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one does where nobody asks for it: the token that closes a turn is looked for in three turns. The process is a real one."""
-    fake = SimpleNamespace(Popen=_with_two_seconds, PIPE=subprocess.PIPE)
-    monkeypatch.setattr(sampling_process, "subprocess", fake)
+    fork_models(monkeypatch, _with_two_seconds)
     save_with_template(tmp_path / "model", template)
     path = lines(tmp_path / "rows.jsonl", [{"prompt": "big", "response": "a"}])
     done = inspect(path, "--model", str(tmp_path / "model"))

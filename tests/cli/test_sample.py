@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from tests.support.fake_vllm_server import serving
+from tests.support.fork_server import WITH_TORCH
 from tests.support.small_chat_run import MAX_TOKENS, TEMPERATURE, WORD
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.launchers import sampling_process
@@ -36,17 +38,17 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def threads_told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return OMP_NUM_THREADS of each process that holds a model, on a machine with two CPUs."""
+    """Return OMP_NUM_THREADS of each process that holds a model, on a machine with two CPUs; the processes are forked."""
     told: list[str] = []
 
-    class Process(subprocess.Popen[bytes]):
-        def __init__(self, command: list[str], *, env: dict[str, str], **options: Any) -> None:
-            told.append(env["OMP_NUM_THREADS"])
-            super().__init__(command, env=env, **options)
+    def start(command: list[str], *, env: dict[str, str], **options: Any) -> "subprocess.Popen[bytes]":
+        told.append(env["OMP_NUM_THREADS"])
+        return WITH_TORCH.popen(command, env=env, **options)
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(sampling_process, "available_cpus", lambda: 2)
-    monkeypatch.setattr(sampling_process.subprocess, "Popen", Process)
+    fake = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(sampling_process, "subprocess", fake)
     return told
 
 
@@ -181,7 +183,7 @@ def test_a_conversation_on_a_terminal_remembers_what_was_said_until_it_is_told_t
         "latest",
         "--greedy",
     ]
-    process = subprocess.Popen(
+    process = WITH_TORCH.popen(
         [*command, "--workspace", str(small_chat_run.root)],
         cwd=ROOT,
         stdin=terminal,
