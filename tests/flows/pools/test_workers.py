@@ -168,7 +168,7 @@ def test_without_a_worker_a_run_says_what_it_waits_for_and_can_be_stopped(
 
         with ThreadPoolExecutor(1) as thread:
             running = thread.submit(run_recipe, here, recipe_file, "stages.sft.resources.pool=nobody")
-            soon(attempts, running)
+            soon(attempts, running, pause=0.25)
             threading.Event().wait(3.0)
             [record] = read_runs(here)
             cancel_run(here, record)
@@ -200,11 +200,12 @@ def test_a_stage_that_waits_for_nobody_is_made_where_another_run_asks_for_it(
         assert client.read_deployment_by_name(attempt_deployment("nobody")).work_pool_name == "nobody"
 
     dead = start_pipeline(here, recipe_file, on_nobody)
-    soon(lambda: attempts_under_way(here, read_runs(here)[0]) if read_runs(here) else {})
+    # a look at the bucket computes as long as the shortest pause
+    soon(lambda: attempts_under_way(here, read_runs(here)[0]) if read_runs(here) else {}, pause=0.25)
     os.killpg(dead.pid, signal.SIGKILL)
     dead.communicate()
     [record] = read_runs(here)
-    wait_for(lambda: not is_active(here, record.run_id), seconds=60.0)
+    wait_for(lambda: not is_active(here, record.run_id), seconds=60.0, pause=0.25)
     assert cancel_run(here, record) == [
         "sft, whose run has no process any more, is asked to save its state and stop"
     ]
@@ -212,7 +213,7 @@ def test_a_stage_that_waits_for_nobody_is_made_where_another_run_asks_for_it(
 
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(run_recipe, here, recipe_file, on_nobody)
-        soon(lambda: any(is_active(here, each.run_id) for each in read_runs(here)), waiting)
+        soon(lambda: any(is_active(here, each.run_id) for each in read_runs(here)), waiting, pause=0.25)
         worker()
         status = None
         try:
