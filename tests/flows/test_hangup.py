@@ -93,7 +93,7 @@ def on_a_terminal(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_url", "unsent")
+@pytest.mark.usefixtures("prefect_url")
 def test_when_the_terminal_goes_away_the_stage_saves_and_the_run_can_go_on(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -167,7 +167,7 @@ def test_what_is_printed_after_the_terminal_has_gone_ends_nothing(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_url", "unsent")
+@pytest.mark.usefixtures("prefect_url")
 def test_a_detached_run_outlives_its_terminal_and_ends_when_it_is_cancelled(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
