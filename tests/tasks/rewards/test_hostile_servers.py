@@ -130,18 +130,18 @@ def test_a_packed_answer_is_read() -> None:
 @pytest.mark.parametrize(
     ("content", "packing", "fault"),
     [
-        (_packed(RIGHT)[:-9], "gzip", "ends within its packing"),
-        (RIGHT, "gzip", "cannot be unpacked"),
-        (_packed(RIGHT, 2), "gzip, gzip", "packed as 'gzip, gzip'"),
-        (RIGHT, "br", "packed as 'br'"),
-        (_packed(b"[" + b" " * 2**27), "gzip", "more than 64 MiB"),
+        (lambda: _packed(RIGHT)[:-9], "gzip", "ends within its packing"),
+        (lambda: RIGHT, "gzip", "cannot be unpacked"),
+        (lambda: _packed(RIGHT, 2), "gzip, gzip", "packed as 'gzip, gzip'"),
+        (lambda: RIGHT, "br", "packed as 'br'"),
+        (lambda: _packed(b"[" + b" " * 2**27), "gzip", "more than 64 MiB"),
     ],
     ids=["cut", "unpacked", "twice", "another", "large"],
 )
 def test_a_packing_that_was_not_asked_for_is_a_failed_request(
-    content: bytes, packing: str, fault: str
+    content: Callable[[], bytes], packing: str, fault: str
 ) -> None:
-    found = answered(FORMS["judge"][0], content, {"Content-Encoding": packing})
+    found = answered(FORMS["judge"][0], content(), {"Content-Encoding": packing})
     assert isinstance(found, str)
     assert fault in found
 
