@@ -17,8 +17,8 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Bytecode is made where something is imported, and kept. pip would compile 34,000 files, of which a quarter is ever used.
 export PYTHONDONTWRITEBYTECODE :=
 PIP := -m pip --quiet --disable-pip-version-check install --no-compile
-# The pip that comes with Python 3.11 takes three times the CPU for the same packages.
-NEW_PIP := $(PIP) --upgrade 'pip>=26'
+# The pip that comes with Python 3.11 takes three times the CPU for the same packages. Where the index has no newer one, it stays.
+NEW_PIP := $(PIP) --upgrade pip
 # setuptools warns of every editable installation.
 EDITABLE := PYTHONWARNINGS=ignore $(BIN)/python $(PIP) -c constraints.txt -e
 
