@@ -386,7 +386,8 @@ def test_stages_that_send_their_first_messages_at_once_share_one_thread(
 
     class Slow(threading.Thread):
         def __init__(self, **given: Any) -> None:
-            begun.append(given.get("name"))
+            if "name" in given:  # the server of the webhook begins a thread without one for each request
+                begun.append(given["name"])
             time.sleep(0.1)
             super().__init__(**given)
 
