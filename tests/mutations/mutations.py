@@ -12,13 +12,16 @@ the tests of ``make test``; --only-slow lists the mutations that name none of th
 Each is applied to a copy of the tree, never to the tree itself, and the tests that its list names for it run there until
 one fails. A mutation that no test notices is a hole in the tests: the script ends with 1 and names it. So it does for
 one that no longer applies (its text has to stand in its file exactly once) or that stops the code from being imported.
-First the same tests run on an unchanged copy. Mutations whose tests do not all pass there are not tried.
+The tests that failed run on an unchanged copy afterwards: a test that fails there too has noticed nothing.
+
+The test that killed a mutation of this name in FILE runs first, and slow tests run last.
 """
 
 import argparse
 import ast
 import fnmatch
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -27,8 +30,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -40,7 +44,9 @@ LISTS = Path(__file__).parent
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The one in C reads the lists in a tenth of the time."""
 SECONDS = 600
-"""The most that one mutation's tests may take; a mutation that hangs them is noticed too."""
+"""The most that one mutation's tests may take; a mutation that hangs them is noticed too, if they end without it."""
+BATCH = 40
+"""Mutations whose failed tests run together on the unchanged copy."""
 KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
 
 
@@ -108,29 +114,46 @@ def _dumped(text: str) -> str:
 
 
 def copy_tree(target: Path) -> None:
-    """Copy every file that git knows or would add."""
+    """Copy every file that git knows or would add, and the bytecode of it that is there."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         check=True,
     ).stdout.decode()
-    for name in filter(None, listed.split("\0")):
+    names = [Path(name) for name in listed.split("\0") if name]
+    caches = {name.parent / "__pycache__" for name in names if name.suffix == ".py"}
+    bytecode = [path.relative_to(ROOT) for cache in caches for path in (ROOT / cache).glob("*.pyc")]
+    for name in [*names, *bytecode]:
         if (ROOT / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, target / name, follow_symlinks=False)  # the links are our packages
+            # with its time, which bytecode has too; the links are our packages
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+
+
+LIBRARIES = (
+    *(
+        "datasets",
+        "hypothesis",
+        "mlflow",
+        "moto.server",
+        "pandera.pyarrow",
+        "prefect",
+        "pyarrow.parquet",
+        "pydantic",
+    ),
+    *("safetensors.torch", "scipy.stats", "transformers"),
+)
 
 
 def warm_up(*, with_libraries: bool) -> None:
     """Load what every test needs and no mutation touches, once: the tests run in forks of this process."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     import pytest  # noqa: F401
 
     if with_libraries:
-        import hypothesis  # noqa: F401
-        import pandera.pyarrow  # noqa: F401
-        import pyarrow.parquet  # noqa: F401
-        import safetensors.torch  # noqa: F401
+        for library in LIBRARIES:
+            importlib.import_module(library)
         import torch
 
         torch.set_num_threads(1)
@@ -138,27 +161,74 @@ def warm_up(*, with_libraries: bool) -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, LISTS)]
 
 
-def run_tests(folder: Path, tests: Sequence[str], log: Path) -> int:
-    """Return pytest's exit code for the tests in a copy of the tree, run in a process of its own; −1 if it ran out of time."""
+def _plugin(first: str, failures: Path) -> object:
+    """Return a plugin of pytest that writes what fails, and sorts tests: in the order of the arguments, but ``first`` before
+    all and slow ones last.
+    """
+    import pytest
+
+    class Plugin:
+        @pytest.hookimpl(tryfirst=True, wrapper=True)
+        def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+            place = {item: number for number, item in enumerate(items)}
+            yield
+            items.sort(
+                key=lambda item: (
+                    item.nodeid != first,
+                    item.get_closest_marker("slow") is not None,
+                    place[item],
+                )
+            )
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed:
+                with failures.open("a") as file:
+                    file.write(json.dumps(report.nodeid) + "\n")
+
+    return Plugin()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One call of pytest."""
+
+    code: int
+    """pytest's exit code; −1 if it ran out of time."""
+    failed: tuple[str, ...]
+    """The tests that failed."""
+    end: str
+    """The last lines that it wrote."""
+
+
+def run_tests(folder: Path, arguments: Sequence[str], first: str = "") -> Ran:
+    """Run pytest in a copy of the tree, in a process of its own.
+
+    Args:
+        first: the test that runs before the others.
+    """
+    log, failures = folder.parent / "log", folder.parent / "failures"
     process = os.fork()
     if not process:
         code = 99
         try:
-            code = _in_the_copy(folder, tests, log)
+            code = _in_the_copy(folder, arguments, log, _plugin(first, failures))
         finally:
             os._exit(code)
     deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
+    while not (done := os.waitpid(process, os.WNOHANG))[0] and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return -1
+    if not done[0]:
+        os.killpg(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    failed = failures.read_text().splitlines() if failures.exists() else []
+    return Ran(
+        os.waitstatus_to_exitcode(done[1]) if done[0] else -1,
+        tuple(dict.fromkeys(json.loads(line) for line in failed)),
+        "\n".join(log.read_text(errors="replace").splitlines()[-12:] if log.exists() else []),
+    )
 
 
-def _in_the_copy(folder: Path, tests: Sequence[str], log: Path) -> int:
+def _in_the_copy(folder: Path, arguments: Sequence[str], log: Path, plugin: object) -> int:
     os.setsid()
     os.chdir(folder)
     sys.path.insert(0, str(folder))
@@ -171,7 +241,7 @@ def _in_the_copy(folder: Path, tests: Sequence[str], log: Path) -> int:
     import vantage
 
     assert Path(vantage.__path__[0]).is_relative_to(folder), vantage.__path__
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[plugin]))
 
 
 @dataclass(frozen=True)
@@ -180,30 +250,63 @@ class Tried:
 
     outcome: str
     seconds: float
-    told: str
-    """The test that noticed it, or the end of what pytest wrote."""
+    tests: tuple[str, ...]
+    """Those that failed: the one that noticed it."""
+    told: str = ""
+    """Why none did."""
 
 
-def try_mutation(mutation: Mutation | None, tests: Sequence[str], original: Path) -> Tried:
-    """Run the tests on a copy of ``original`` with the mutation; None: without any."""
-    start = time.monotonic()
+@contextmanager
+def copied(original: Path) -> Iterator[Path]:
+    """Yield a copy of a tree, in a folder with room for its logs."""
     with tempfile.TemporaryDirectory(prefix="mutation-") as temporary:
         folder = Path(temporary).resolve() / "tree"
         shutil.copytree(original, folder, symlinks=True)  # a link's target would be code without the mutation
-        if mutation is not None:
-            try:
-                (folder / mutation.file).write_text(mutated(mutation, original), encoding="utf-8")
-            except (ValueError, SyntaxError) as error:
-                return Tried(BROKEN, 0.0, str(error))
-        log = Path(temporary) / "log"
-        code = run_tests(folder, tests, log)
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    # 1: a test failed; −1: it hung; 5: no test is in the chosen tier; all else but 0 says that the tests never ran
-    outcome = {0: SURVIVED, 1: KILLED, -1: KILLED, 5: SURVIVED}.get(code, BROKEN)
-    failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in lines if line.startswith("FAILED ")]
-    end = {KILLED: [], SURVIVED: lines[-1:], BROKEN: lines[-12:]}[outcome]
-    told = "\n".join([*failed, *end])
-    return Tried(outcome, time.monotonic() - start, told or f"nothing after {SECONDS} s")
+        yield folder
+
+
+def try_mutation(mutation: Mutation, options: Sequence[str], original: Path, first: str = "") -> Tried:
+    """Run the tests on a copy of ``original`` with the mutation, until one fails.
+
+    Args:
+        options: of pytest.
+        first: the test that runs before the others.
+    """
+    start = time.monotonic()
+    try:
+        changed = mutated(mutation, original)
+    except (ValueError, SyntaxError) as error:
+        return Tried(BROKEN, 0.0, (), str(error))
+    with copied(original) as folder:
+        file = folder / mutation.file
+        file.write_text(changed, encoding="utf-8")
+        for old in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+            old.unlink()
+        ran = run_tests(folder, ["-x", *options, *mutation.tests], first)
+    seconds = time.monotonic() - start
+    match ran.code:
+        case 1:
+            return Tried(KILLED, seconds, ran.failed)
+        case -1:
+            return Tried(KILLED, seconds, (), f"nothing after {SECONDS} s")
+        case 0 | 5:  # 5: no test is in the chosen tier
+            return Tried(SURVIVED, seconds, (), ran.end.rpartition("\n")[2])
+        case _:
+            return Tried(BROKEN, seconds, (), ran.end)
+
+
+def failing(tests: Sequence[str], options: Sequence[str], original: Path) -> set[str]:
+    """Return the arguments of pytest whose tests do not pass without a mutation. More than one are names of single tests."""
+    if not tests:
+        return set()
+    with copied(original) as folder:
+        ran = run_tests(folder, [*options, *tests])
+    if len(tests) == 1:
+        return set() if ran.code == 0 else set(tests)
+    if ran.code in {0, 1}:
+        return set(ran.failed)
+    # pytest runs none if one has another name now
+    return {test for test in tests if failing([test], options, original)}
 
 
 class Results:
@@ -218,31 +321,26 @@ class Results:
         self._tier = tier
         self.tried: dict[str, Tried] = {}
         """Digest of a mutation → its outcome."""
-        self.passed: set[str] = set()
-        """Arguments of pytest whose tests pass on the unchanged tree."""
+        self.killers: dict[str, str] = {}
+        """Name of a mutation → the test that killed it last."""
         for line in path.read_text().splitlines() if path is not None and path.exists() else ():
             entry = json.loads(line)
-            if entry["tier"] != tier:
-                continue
-            if "passed" in entry:
-                self.passed.add(entry["passed"])
-            else:
-                self.tried[entry["digest"]] = Tried(entry["outcome"], entry["seconds"], entry["told"])
+            if entry["tier"] == tier:
+                tried = Tried(entry["outcome"], entry["seconds"], tuple(entry["tests"]), entry["told"])
+                self._keep(entry["name"], entry["digest"], tried)
 
-    def add_passed(self, test: str) -> None:
-        """Record that a test passes without mutations."""
-        self.passed.add(test)
-        self._append({"passed": test})
+    def _keep(self, name: str, digest: str, tried: Tried) -> None:
+        self.tried[digest] = tried
+        if tried.outcome == KILLED and tried.tests:
+            self.killers[name] = tried.tests[0]
 
     def add(self, mutation: Mutation, tried: Tried) -> None:
         """Record an outcome."""
-        self.tried[mutation.digest] = tried
-        self._append({"name": mutation.name, "digest": mutation.digest, **asdict(tried)})
-
-    def _append(self, entry: dict[str, object]) -> None:
+        self._keep(mutation.name, mutation.digest, tried)
         if self._path is not None:
+            entry = {"tier": self._tier, "name": mutation.name, "digest": mutation.digest, **asdict(tried)}
             with self._path.open("a") as file:
-                file.write(json.dumps({"tier": self._tier, **entry}) + "\n")
+                file.write(json.dumps(entry) + "\n")
 
 
 def run_all(
@@ -260,31 +358,35 @@ def run_all(
         bare: the tests need no library beside pytest.
     """
     warm_up(with_libraries=not bare)
-    with tempfile.TemporaryDirectory(prefix="mutations-") as temporary:
+    left = [each for each in mutations if each.digest not in results.tried]
+    passed: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="mutations-") as temporary, ThreadPoolExecutor(jobs) as workers:
         original = Path(temporary).resolve()
         copy_tree(original)  # read once, so that later changes of the tree change nothing here
-        left = [each for each in mutations if each.digest not in results.tried]
-        failing = set()
-        for test in dict.fromkeys(test for mutation in left for test in mutation.tests):
-            if test not in results.passed:
-                without = try_mutation(None, [*options, test], original)
-                if without.outcome == SURVIVED:
-                    results.add_passed(test)
-                else:
-                    failing.add(test)
-                    print(f"{test} fails without any mutation:\n{without.told}", file=sys.stderr, flush=True)
-        left = [each for each in left if failing.isdisjoint(each.tests)]
-        with ThreadPoolExecutor(jobs) as workers:
 
-            def attempt(mutation: Mutation) -> Tried:
-                return try_mutation(mutation, [*options, *mutation.tests], original)
+        def attempt(mutation: Mutation) -> Tried:
+            return try_mutation(mutation, options, original, results.killers.get(mutation.name, ""))
 
-            for mutation, tried in zip(left, workers.map(attempt, left), strict=True):
-                results.add(mutation, tried)
-                print(f"{tried.outcome:8} {tried.seconds:5.0f} s  {mutation.name}  {tried.told}", flush=True)
+        for start in range(0, len(left), BATCH):
+            batch = left[start : start + BATCH]
+            tried = list(workers.map(attempt, batch))
+            new = sorted({test for each in tried for test in each.tests} - passed)
+            wrong = failing(new, options, original)
+            passed.update(set(new) - wrong)
+            for mutation, each in zip(batch, tried, strict=True):
+                hung = each.outcome == KILLED and not each.tests
+                alone = {test for test in mutation.tests if hung and failing([test], options, original)}
+                if alone := alone | wrong.intersection(each.tests):
+                    told = f"{' '.join(sorted(alone))} fails without any mutation"
+                    each = Tried(BROKEN, each.seconds, each.tests, told)
+                results.add(mutation, each)
+                print(
+                    f"{each.outcome:8} {each.seconds:5.0f} s  {mutation.name}  {each.told or ' '.join(each.tests)}",
+                    flush=True,
+                )
     tried_now = [results.tried[each.digest].outcome for each in mutations if each.digest in results.tried]
     killed = tried_now.count(KILLED)
-    print(f"{killed} of {len(mutations)} mutations killed, {len(mutations) - len(tried_now)} not tried")
+    print(f"{killed} of {len(mutations)} mutations killed")
     return 0 if killed == len(mutations) else 1
 
 

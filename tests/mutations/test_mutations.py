@@ -190,15 +190,65 @@ def test_the_script_goes_on_where_a_file_of_results_ends(script: Path, tmp_path:
     changed = SMALL_LIST.replace("doubled = 3", "doubled = 4")
     (script.parent / "small.yaml").write_text(changed)
     assert set(outcomes(run_script(script, "--results", file))) == {"small/code/noticed"}, "another mutation"
-    passed = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [each["passed"] for each in passed if "passed" in each] == ["tests/test_small.py"], "tried once"
+    entries = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [each["name"].removeprefix("small/code/") for each in entries] == [
+        *("noticed", "not-importable", "unnoticed", "gone", "noticed")
+    ], "each once"
 
 
 @pytest.mark.slow
-def test_mutations_whose_tests_fail_without_them_are_not_tried(script: Path, tmp_path: Path) -> None:
+def test_a_test_that_fails_without_a_mutation_kills_none(script: Path, tmp_path: Path) -> None:
     with (tmp_path / "tests/test_small.py").open("a") as test:
-        test.write("    assert False\n")
+        test.write("\n\ndef test_that_always_fails():\n    assert False\n")
     ran = run_script(script)
     assert ran.returncode == 1
-    assert "tests/test_small.py fails without any mutation" in ran.stderr
-    assert "0 of 4 mutations killed, 4 not tried" in ran.stdout
+    assert outcomes(ran) == {
+        "small/code/noticed": "killed",
+        "small/code/unnoticed": "BROKEN",
+        "small/code/not-importable": "BROKEN",
+        "small/code/gone": "BROKEN",
+    }, ran.stdout + ran.stderr
+    assert "tests/test_small.py::test_that_always_fails fails without any mutation" in ran.stdout
+    assert "1 of 4 mutations killed" in ran.stdout
+
+
+ORDERED = """
+import pytest
+
+def test_first(): order("first")
+
+@pytest.mark.slow
+def test_slow(): order("slow")
+
+def test_second(): order("second")
+
+def test_killer(): order("killer")
+
+def order(name):
+    with open(__file__ + ".order", "a") as file:
+        file.write(name + " ")
+"""
+
+
+def test_the_test_that_killed_a_mutation_runs_first_and_slow_ones_last(tmp_path: Path) -> None:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    (folder / "test_ordered.py").write_text(ORDERED)
+    (folder / "vantage").mkdir()
+    (folder / "vantage/__init__.py").touch()
+    code = (
+        "import sys, pathlib; from mutations import run_tests; "
+        "print(run_tests(pathlib.Path(sys.argv[1]), ['test_ordered.py'], 'test_ordered.py::test_killer').code)"
+    )
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(LISTS)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "0\n", ran.stderr
+    assert (folder / "test_ordered.py.order").read_text() == "killer first second slow "
