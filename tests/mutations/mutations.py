@@ -22,6 +22,7 @@ import ast
 import fnmatch
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -258,15 +259,16 @@ class Tried:
 
 @contextmanager
 def copied(original: Path) -> Iterator[Path]:
-    """Yield a copy of a tree, in a folder with room for its logs."""
+    """Yield a tree that shares its files with another, in a folder with room for logs."""
     with tempfile.TemporaryDirectory(prefix="mutation-") as temporary:
         folder = Path(temporary).resolve() / "tree"
-        shutil.copytree(original, folder, symlinks=True)  # a link's target would be code without the mutation
+        # No test writes into the tree. A symbolic link's target would be code without the mutation.
+        shutil.copytree(original, folder, symlinks=True, copy_function=os.link)
         yield folder
 
 
 def try_mutation(mutation: Mutation, options: Sequence[str], original: Path, first: str = "") -> Tried:
-    """Run the tests on a copy of ``original`` with the mutation, until one fails.
+    """Run the tests on a tree like ``original`` but for the mutation, until one fails.
 
     Args:
         options: of pytest.
@@ -279,9 +281,9 @@ def try_mutation(mutation: Mutation, options: Sequence[str], original: Path, fir
         return Tried(BROKEN, 0.0, (), str(error))
     with copied(original) as folder:
         file = folder / mutation.file
+        for shared in [file, *(file.parent / "__pycache__").glob(f"{file.stem}.*")]:
+            shared.unlink()
         file.write_text(changed, encoding="utf-8")
-        for old in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-            old.unlink()
         ran = run_tests(folder, ["-x", *options, *mutation.tests], first)
     seconds = time.monotonic() - start
     match ran.code:
@@ -367,13 +369,12 @@ def run_all(
         def attempt(mutation: Mutation) -> Tried:
             return try_mutation(mutation, options, original, results.killers.get(mutation.name, ""))
 
-        for start in range(0, len(left), BATCH):
-            batch = left[start : start + BATCH]
-            tried = list(workers.map(attempt, batch))
-            new = sorted({test for each in tried for test in each.tests} - passed)
-            wrong = failing(new, options, original)
+        all_tried = zip(left, workers.map(attempt, left), strict=True)
+        while batch := list(itertools.islice(all_tried, BATCH)):
+            new = sorted({test for _, each in batch for test in each.tests} - passed)
+            wrong = failing(new, options, original)  # while the workers go on
             passed.update(set(new) - wrong)
-            for mutation, each in zip(batch, tried, strict=True):
+            for mutation, each in batch:
                 hung = each.outcome == KILLED and not each.tests
                 alone = {test for test in mutation.tests if hung and failing([test], options, original)}
                 if alone := alone | wrong.intersection(each.tests):

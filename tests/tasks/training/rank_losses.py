@@ -477,6 +477,7 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
             ranks.total(0.5 + rank),
             ranks.total(torch.tensor([1, rank])).tolist(),
         ],
+        "rows": list(range(7))[ranks.own(7)],
         "writes": writes_files(),
     }
 

@@ -78,6 +78,7 @@ def test_the_ranks_agree_on_where_to_stop_and_what_is_best(three_ranks: Path) ->
         assert agreed["any"] == [True, False]
         assert agreed["text"] == ["µ of rank 0", ""], "the first rank's, of another length than the others'"
         assert agreed["total"] == [6, 4.5, [3, 3]]
+    assert [agreed["rows"] for agreed in all_agreed] == [[0, 3, 6], [1, 4], [2, 5]], "each row is of one rank"
     assert [agreed["writes"] for agreed in all_agreed] == [True, False, False]
 
 
