@@ -12,7 +12,7 @@ the tests of ``make test``; --only-slow lists the mutations that name none of th
 Each is applied to a copy of the tree, never to the tree itself, and the tests that its list names for it run there until
 one fails. A mutation that no test notices is a hole in the tests: the script ends with 1 and names it. So it does for
 one that no longer applies (its text has to stand in its file exactly once) or that stops the code from being imported.
-The tests that failed run on an unchanged copy afterwards: a test that fails there too has noticed nothing.
+At the end, the tests that failed run together on an unchanged copy: a test that fails there too has noticed nothing.
 
 The test that killed a mutation of this name in FILE runs first, and slow tests run last.
 """
@@ -22,7 +22,6 @@ import ast
 import fnmatch
 import hashlib
 import importlib
-import itertools
 import json
 import os
 import shutil
@@ -46,8 +45,6 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The one in C reads the lists in a tenth of the time."""
 SECONDS = 600
 """The most that one mutation's tests may take; a mutation that hangs them is noticed too, if they end without it."""
-BATCH = 40
-"""Mutations whose failed tests run together on the unchanged copy."""
 KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
 
 
@@ -201,11 +198,12 @@ class Ran:
     """The last lines that it wrote."""
 
 
-def run_tests(folder: Path, arguments: Sequence[str], first: str = "") -> Ran:
+def run_tests(folder: Path, arguments: Sequence[str], first: str = "", seconds: float = SECONDS) -> Ran:
     """Run pytest in a copy of the tree, in a process of its own.
 
     Args:
         first: the test that runs before the others.
+        seconds: the most that it may take.
     """
     log, failures = folder.parent / "log", folder.parent / "failures"
     process = os.fork()
@@ -215,7 +213,7 @@ def run_tests(folder: Path, arguments: Sequence[str], first: str = "") -> Ran:
             code = _in_the_copy(folder, arguments, log, _plugin(first, failures))
         finally:
             os._exit(code)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while not (done := os.waitpid(process, os.WNOHANG))[0] and time.monotonic() < deadline:
         time.sleep(0.05)
     if not done[0]:
@@ -302,7 +300,7 @@ def failing(tests: Sequence[str], options: Sequence[str], original: Path) -> set
     if not tests:
         return set()
     with copied(original) as folder:
-        ran = run_tests(folder, [*options, *tests])
+        ran = run_tests(folder, [*options, *tests], seconds=SECONDS + 20 * len(tests))
     if len(tests) == 1:
         return set() if ran.code == 0 else set(tests)
     if ran.code in {0, 1}:
@@ -325,9 +323,15 @@ class Results:
         """Digest of a mutation → its outcome."""
         self.killers: dict[str, str] = {}
         """Name of a mutation → the test that killed it last."""
+        self.passed: set[str] = set()
+        """Tests that pass without a mutation."""
         for line in path.read_text().splitlines() if path is not None and path.exists() else ():
             entry = json.loads(line)
-            if entry["tier"] == tier:
+            if entry["tier"] != tier:
+                continue
+            if "passed" in entry:
+                self.passed.update(entry["passed"])
+            else:
                 tried = Tried(entry["outcome"], entry["seconds"], tuple(entry["tests"]), entry["told"])
                 self._keep(entry["name"], entry["digest"], tried)
 
@@ -339,10 +343,17 @@ class Results:
     def add(self, mutation: Mutation, tried: Tried) -> None:
         """Record an outcome."""
         self._keep(mutation.name, mutation.digest, tried)
+        self._append({"name": mutation.name, "digest": mutation.digest, **asdict(tried)})
+
+    def add_passed(self, tests: set[str]) -> None:
+        """Record that tests pass without a mutation."""
+        self.passed |= tests
+        self._append({"passed": sorted(tests)})
+
+    def _append(self, entry: dict[str, object]) -> None:
         if self._path is not None:
-            entry = {"tier": self._tier, "name": mutation.name, "digest": mutation.digest, **asdict(tried)}
             with self._path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write(json.dumps({"tier": self._tier, **entry}) + "\n")
 
 
 def run_all(
@@ -361,34 +372,45 @@ def run_all(
     """
     warm_up(with_libraries=not bare)
     left = [each for each in mutations if each.digest not in results.tried]
-    passed: set[str] = set()
-    with tempfile.TemporaryDirectory(prefix="mutations-") as temporary, ThreadPoolExecutor(jobs) as workers:
+    with tempfile.TemporaryDirectory(prefix="mutations-") as temporary:
         original = Path(temporary).resolve()
         copy_tree(original)  # read once, so that later changes of the tree change nothing here
 
         def attempt(mutation: Mutation) -> Tried:
             return try_mutation(mutation, options, original, results.killers.get(mutation.name, ""))
 
-        all_tried = zip(left, workers.map(attempt, left), strict=True)
-        while batch := list(itertools.islice(all_tried, BATCH)):
-            new = sorted({test for _, each in batch for test in each.tests} - passed)
-            wrong = failing(new, options, original)  # while the workers go on
-            passed.update(set(new) - wrong)
-            for mutation, each in batch:
-                hung = each.outcome == KILLED and not each.tests
-                alone = {test for test in mutation.tests if hung and failing([test], options, original)}
-                if alone := alone | wrong.intersection(each.tests):
-                    told = f"{' '.join(sorted(alone))} fails without any mutation"
-                    each = Tried(BROKEN, each.seconds, each.tests, told)
-                results.add(mutation, each)
-                print(
-                    f"{each.outcome:8} {each.seconds:5.0f} s  {mutation.name}  {each.told or ' '.join(each.tests)}",
-                    flush=True,
-                )
-    tried_now = [results.tried[each.digest].outcome for each in mutations if each.digest in results.tried]
-    killed = tried_now.count(KILLED)
+        with ThreadPoolExecutor(jobs) as workers:
+            for mutation, tried in zip(left, workers.map(attempt, left), strict=True):
+                record(mutation, tried, results)
+        check_killers(mutations, results, options, original)
+    killed = [results.tried[each.digest].outcome for each in mutations].count(KILLED)
     print(f"{killed} of {len(mutations)} mutations killed")
     return 0 if killed == len(mutations) else 1
+
+
+def record(mutation: Mutation, tried: Tried, results: Results) -> None:
+    """Record and print an outcome."""
+    results.add(mutation, tried)
+    told = tried.told or " ".join(tried.tests)
+    print(f"{tried.outcome:8} {tried.seconds:5.0f} s  {mutation.name}  {told}", flush=True)
+
+
+def check_killers(
+    mutations: Sequence[Mutation], results: Results, options: Sequence[str], original: Path
+) -> None:
+    """Take a mutation's outcome back where what failed, or hung, does so without a mutation too."""
+    killed = {each: results.tried[each.digest] for each in mutations}
+    killed = {each: tried for each, tried in killed.items() if tried.outcome == KILLED}
+    new = {test for tried in killed.values() for test in tried.tests} - results.passed
+    wrong = failing(sorted(new), options, original)
+    results.add_passed(new - wrong)
+    for mutation, tried in killed.items():
+        alone = {
+            test for test in mutation.tests if not tried.tests and failing([test], options, original)
+        } | wrong.intersection(tried.tests)
+        if alone:
+            told = f"{' '.join(sorted(alone))} fails without any mutation"
+            record(mutation, Tried(BROKEN, tried.seconds, tried.tests, told), results)
 
 
 @cache

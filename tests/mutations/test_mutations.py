@@ -191,9 +191,11 @@ def test_the_script_goes_on_where_a_file_of_results_ends(script: Path, tmp_path:
     (script.parent / "small.yaml").write_text(changed)
     assert set(outcomes(run_script(script, "--results", file))) == {"small/code/noticed"}, "another mutation"
     entries = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [each["name"].removeprefix("small/code/") for each in entries] == [
+    assert [each["name"].removeprefix("small/code/") for each in entries if "name" in each] == [
         *("noticed", "not-importable", "unnoticed", "gone", "noticed")
     ], "each once"
+    passed = [each["passed"] for each in entries if "passed" in each]
+    assert passed == [["tests/test_small.py::test_small"], [], []], "tried once without a mutation"
 
 
 @pytest.mark.slow
