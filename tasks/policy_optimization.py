@@ -23,7 +23,7 @@ from vantage.tasks.training.measured import uncertainty_of, values_of
 from vantage.tasks.training.networks import write_policy
 from vantage.tasks.training.optimization import training_device
 from vantage.tasks.training.seeds import stage_seed
-from vantage.tasks.updates.actor_critic import ActorCritic, load_actor_critic
+from vantage.tasks.updates.actor_critic import load_actor_critic
 from vantage.tasks.updates.estimates import Estimates
 from vantage.tasks.updates.gathering import (
     Gathered,
@@ -95,7 +95,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             gathered, metrics = learn_from(
                 source, gathered, state, iteration=iteration, policy_learns=policy_learns, ptx=ptx
             )
-            metrics |= describe(gathered, algorithm, state)
+            metrics |= describe(gathered, algorithm, state) | counted(source, gathered)
 
             # 4. Update the coefficients of KL and entropy, and the baselines that follow the policy
             if policy_learns:
@@ -103,9 +103,6 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
                 state = with_updated_entropy_coef(state, metrics.get("entropy"), algorithm)
             models.sync_engine()  # this wakes a vLLM in this process, so it follows the update's passes
             attempt.state = after_rollout(state, gathered)
-            if source.difficulty is not None:
-                source.difficulty.count(gathered.seen)
-                metrics |= source.difficulty.metrics()
 
             # 5. Keep the policy that scores best on validation prompts
             if any(map(attempt.is_due, work.validations)):
@@ -116,11 +113,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
 
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
-    result = result_of(job, networks, measured, attempt, encoding=encoding)
-    if source.difficulty is None:
-        return result
-    source.difficulty.write(job.output)
-    return result.model_copy(update={"metrics": {**result.metrics, **source.difficulty.metrics()}})
+    return result_of(source, measured, attempt, encoding=encoding)
 
 
 def learn_from(
@@ -153,22 +146,35 @@ def learn_from(
 
 
 def result_of(
-    job: StageJob[ResolvedPolicyOptimization],
-    networks: ActorCritic,
-    measured: Measured,
-    attempt: Attempt[PolicyState],
-    *,
-    encoding: Mapping[str, float],
+    source: Source, measured: Measured, attempt: Attempt[PolicyState], *, encoding: Mapping[str, float]
 ) -> StageResult:
-    """Write the kept policy; its metrics are those of its responses and of the iterations that led to it."""
+    """Write the kept policy, and which prompts were too easy or impossible.
+
+    Its metrics are those of its responses and of the iterations that led to it.
+    """
+    job, networks, difficulty = source.job, source.networks, source.difficulty
     written = write_policy(job, networks.policy.causal_lm, networks.models.codec.tokenizer)
+    if difficulty is not None:
+        difficulty.write(job.output)
     return StageResult(
-        metrics={**headline_metrics(measured, attempt, job.work), **encoding},
+        metrics={
+            **headline_metrics(measured, attempt, job.work),
+            **encoding,
+            **({} if difficulty is None else difficulty.metrics()),
+        },
         uncertainty=uncertainty_of(measured.estimates),
         tokenizer_digest=tokenizer_digest(job.output),
         base=written.base,
         same_as_base=written.same_as_base,
     )
+
+
+def counted(source: Source, gathered: Gathered) -> dict[str, float]:
+    """Count the prompts that were too easy or impossible; returns their numbers so far, if the recipe asks for them."""
+    if source.difficulty is None:
+        return {}
+    source.difficulty.count(gathered.seen)
+    return source.difficulty.metrics()
 
 
 def steered(source: Source, gathered: Gathered, state: PolicyState) -> PolicyState:
