@@ -1,4 +1,4 @@
-"""What each baseline costs in samples, passes and memory: counted from the recipe, without running it.
+"""Count from the recipe what each baseline costs in samples, passes and memory. Nothing is run.
 
     python benchmarks/baseline_costs.py
 
@@ -72,7 +72,10 @@ def through(workload: Workload, does: str) -> float:
 
 
 def memory(workload: Workload) -> float:
-    """Return the memory of weights, gradients and AdamW's moments in float32, in copies of the model's weights: 4 of a trained network, 1 of another."""
+    """Return the memory of weights, gradients and AdamW's moments in float32, in copies of the model's weights.
+
+    A trained network counts 4 copies, any other network 1.
+    """
     whole = workload.network("policy").weights
     return sum((4 if each.is_trained else 1) * each.weights / whole for each in workload.networks)
 

@@ -1,4 +1,4 @@
-"""What it costs a stage that its checkpoints are copied to a bucket beside it: less than a twentieth of its time.
+"""Measure how much copying its checkpoints to a bucket slows a stage down: by less than a twentieth of its time.
 
     python benchmarks/checkpoint_upload.py [--repeats 5] [--seconds 20] [--every 4] [--megabytes 12]
 
@@ -103,7 +103,7 @@ def run_stage(scratch: Path, products: int, checkpoints: int, megabytes: float, 
 
 
 def work(products: int) -> None:
-    """Multiply matrices so many times."""
+    """Multiply the matrices the given number of times."""
     import torch
 
     matrix = torch.randn(256, 256) / 16

@@ -187,7 +187,7 @@ ENGINES: Mapping[str, Callable[[Task], contextlib.AbstractContextManager[Draw]]]
 
 
 def main() -> None:
-    """Print a line for each engine: tokens, seconds, tokens per second, and the ratio to the loop."""
+    """Print each engine's tokens, seconds, tokens per second, and ratio to the loop on a line of its own."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

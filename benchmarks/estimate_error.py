@@ -1,8 +1,8 @@
-"""How far `vantage estimate` is off: stages of two small models on one thread of the CPU, predicted and measured.
+"""Measure how far `vantage estimate` is off for the stages of two small models on one thread of the CPU.
 
     python -m benchmarks.estimate_error --workspace /tmp/estimate_error
 
-Measured are the stage's own CPU seconds, and the most resident memory of its process less what it had when the stage
+It measures the stage's own CPU seconds, and the most resident memory of its process less what it had when the stage
 began, with torch and transformers loaded and used once. Both are of one run. Prints a table in Markdown.
 """
 
@@ -84,7 +84,9 @@ def make_small_llama(folder: Path) -> None:
 
 
 def host_seconds() -> tuple[float, float]:
-    """Return what starting the operations of one layer takes, in a forward pass and in both: of 20 layers of width 8."""
+    """Return the seconds that starting the operations of one layer takes, in a forward pass and in forward and backward
+    passes together. They are measured on layers of width 8, where the arithmetic itself takes next to nothing.
+    """
     import torch
     from transformers import AutoModel, LlamaConfig
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 PROMPT_SHARE = 0.5
-"""Of a row's tokens."""
+"""Share of a row's tokens that belong to the prompt."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ AXES: dict[str, list[Size]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What one size took."""
+    """The time and memory that one size took."""
 
     update: float
     """CPU seconds."""

@@ -1,8 +1,8 @@
-"""Measures the cost of the default guards and their metrics: one PPO iteration with them against one without, as a ratio of CPU times.
+"""Measure the cost of the default guards and their metrics: the CPU time of one PPO iteration with them over that without.
 
     python -m benchmarks.guard_overhead [--pairs 7]
 
-Both sides are our own stage, at once, with one thread and one core each; the cores change sides from pair to pair.
+Both sides are our own stage and run at once, with one thread and one core each; they swap cores from pair to pair.
 """
 
 import argparse

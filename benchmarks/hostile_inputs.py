@@ -1,4 +1,4 @@
-"""Give each loader as many inputs made at random as one likes, and count what escapes.
+"""Give each loader a chosen number of random inputs, and count the errors that escape: those that are no refusal.
 
     python benchmarks/hostile_inputs.py --recipes 100000 --models 2000 --files 100000 --records 100000 [--first 0] [--seconds 600]
 

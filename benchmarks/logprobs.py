@@ -40,7 +40,7 @@ class Case:
 
 
 def full_logits(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
-    """Return what `response_logprobs` replaces: logits of every position at once."""
+    """Return the same sum from the logits of all positions at once, which `response_logprobs` avoids."""
     sequences = case.sequences
     log_p = full_log_p(case.model, sequences)
     result = log_p.gather(2, sequences.response_ids[:, :, None])[:, :, 0]
@@ -75,7 +75,7 @@ def chunked(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
 
 
 def apart(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
-    """Return the sum in chunks, each quantity from logits of its own: one pass of the trunks and two of the head."""
+    """Return the sum in chunks, with one pass of the trunks and two of the head: the KL is computed from logits of its own."""
     assert with_entropy and with_kl
     sequences = case.sequences
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)

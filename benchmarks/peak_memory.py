@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 class PeakMemory:
-    """Counts from where it is made; of one process, and one at a time."""
+    """Measures this process from the moment at which the object is made. Only one may be in use at a time."""
 
     def __init__(self) -> None:
         """Begin to measure: what the process holds now does not count."""
@@ -13,12 +13,12 @@ class PeakMemory:
 
     @property
     def bytes(self) -> int:
-        """Above what was held at first."""
+        """The most bytes that the process held since then, above what it held at the beginning."""
         return _status("VmHWM") - self._before
 
 
 def use_libraries() -> None:
-    """Load what a stage loads, once, so that it does not count: code, thread pools, the allocator's first blocks."""
+    """Load the code, thread pools and first blocks of the allocator that any stage loads, so that they do not count."""
     import torch
     from transformers import LlamaForCausalLM
 

@@ -37,7 +37,7 @@ def timed_stage(job: StageJob) -> StageResult:
 
 
 def run_timed(recipe: str, overrides: list[str], workspace: Path) -> None:
-    """Run as ``vantage run`` does, with stages that note their times; in a process of its own."""
+    """Run the recipe as ``vantage run`` does, with stages that record their times. Needs a process of its own."""
     from rich.console import Console
 
     from vantage.flows.execution import execute

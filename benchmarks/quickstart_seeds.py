@@ -1,4 +1,4 @@
-"""The quickstart with several seeds, one run each: the table in docs/explanation/seeds.md.
+"""Run the quickstart once with each of several seeds, and make the table in docs/explanation/seeds.md.
 
     python benchmarks/quickstart_seeds.py --seeds 1 2 3 4 5 --workspace DIR
 

@@ -1,4 +1,4 @@
-"""What ``schedule_many.py`` found: counted, measured, written as tables and drawn."""
+"""Count and measure what ``schedule_many.py`` found, write it as tables and draw it."""
 
 import argparse
 import csv

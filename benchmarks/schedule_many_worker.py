@@ -53,7 +53,7 @@ STEPS = 4
 
 
 class Table:
-    """The table in which every stage writes what it did; one connection a process."""
+    """The table in which every stage writes what it did. Each process has one connection to it."""
 
     def __init__(self, url: str) -> None:
         self._connection = psycopg.connect(url, autocommit=True)

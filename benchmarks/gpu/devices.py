@@ -59,7 +59,7 @@ def facts(device: torch.device) -> Facts:
 
 
 def product_rate(device: torch.device) -> float:
-    """Return the FLOP/s of a product of square bfloat16 matrices (CPU: float32), the best of a few."""
+    """Return the best FLOP/s of a few products of square matrices, in bfloat16 on a GPU and in float32 on a CPU."""
     width = WIDTH[device.type]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     left, right = (torch.randn(width, width, device=device, dtype=dtype) for _ in range(2))
@@ -67,7 +67,7 @@ def product_rate(device: torch.device) -> float:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Return the bytes/s that a copy reads and writes, the best of a few."""
+    """Return the best bytes/s that a few copies read and write."""
     source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2.0 * source.numel() / _quickest(lambda: target.copy_(source), device)

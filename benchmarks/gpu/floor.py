@@ -68,7 +68,7 @@ def head_flops(size: Size, *, tokens: int) -> float:
 
 
 def read_weights(size: Size) -> float:
-    """Return the bytes of the policy's weights that one token of a batch reads: layers and output head."""
+    """Return the bytes of the weights of the policy's layers and output head, which one token of a batch reads."""
     shape = size.shape
     return BFLOAT16 * float(shape.num_layers * shape.layer_matrices + shape.head_matrix)
 

@@ -20,7 +20,7 @@ WHOLE = "iteration"
 
 @dataclass(frozen=True)
 class Row:
-    """A part, or the whole iteration."""
+    """A row of the table: one part of the iteration, or the whole iteration."""
 
     part: str
     seconds: float
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def over_floor(self) -> float:
-        """Times the floor."""
+        """The seconds that the part took, as a multiple of its floor."""
         return self.seconds / self.floor_seconds
 
 

@@ -19,7 +19,7 @@ USED_SHARE = 0.85
 
 @dataclass(frozen=True)
 class Size:
-    """A Llama with random weights; policy, reference, critic and reward model have this shape each."""
+    """A Llama with random weights. Policy, reference, critic and reward model each have this shape."""
 
     name: str
     hidden_size: int
@@ -82,7 +82,7 @@ class Rollout:
 
     @property
     def total_tokens(self) -> int:
-        """Of a prompt with its response."""
+        """Tokens of a prompt with its response."""
         return self.prompt_tokens + self.response_tokens
 
 
@@ -109,7 +109,7 @@ def network_bytes(size: Size) -> float:
 
 
 def fit(size: Size, rollout: Rollout, *, memory: float) -> Fit:
-    """Return as many rows and positions at once as fit into so many bytes; powers of two, or all.
+    """Return how many rows and positions fit at once into ``memory`` bytes, as powers of two, or all of them.
 
     Raises:
         TooLarge: not even one row fits beside the networks.

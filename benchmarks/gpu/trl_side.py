@@ -34,7 +34,7 @@ class Done(Exception):
 
 
 class Clock:
-    """Times iterations of so many optimiser steps each."""
+    """Times iterations of ``steps`` optimiser steps each."""
 
     def __init__(self, *, steps: int, warmup: int, measured: int, device: str) -> None:
         self._steps, self._warmup, self._measured, self._device = steps, warmup, measured, device
@@ -53,7 +53,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """The median of the iterations after those that warm up."""
+        """The median duration of the iterations after those that warm up."""
         marks = self._marks[self._warmup :]
         return statistics.median(after - before for before, after in pairwise(marks))
 

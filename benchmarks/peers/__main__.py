@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def row(workload: Workload, pairs: Sequence[Pair]) -> str:
-    """Return a line of the table: medians, with the lowest and the highest number."""
+    """Return a line of the table, in which each median has the lowest and the highest number beside it."""
     first = pairs[0]
     cells = (
         workload.name,

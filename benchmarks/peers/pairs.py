@@ -1,4 +1,4 @@
-"""Paired runs: both sides at once, a process, a thread and a core each; the cores change sides from pair to pair."""
+"""Run both sides at once, each in a process with one thread and one core; they swap cores from pair to pair."""
 
 import json
 import os
@@ -37,7 +37,7 @@ class Pair:
 
     @property
     def cpu_ratio(self) -> float:
-        """The peer's CPU time over ours: what other work on the machine disturbs less."""
+        """The peer's CPU time over ours, which other work on the machine disturbs less than wall time."""
         return self.peer.cpu_seconds / self.ours.cpu_seconds
 
 
@@ -87,7 +87,7 @@ def run_pair(material: Path, *, ours: Sequence[str], peer: Sequence[str], cores:
     """Run both sides at once; each takes the path of the material and its core as arguments.
 
     Raises:
-        SideFailed: one ended early; with the end of what it said.
+        SideFailed: one side ended early; the message has the end of its log.
     """
     sides: list[Side] = []
     try:

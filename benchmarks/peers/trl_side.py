@@ -67,7 +67,7 @@ def count_generated(clock: Clock) -> None:
 
 
 def generate_again(material: Material, clock: Clock) -> None:
-    """Generate from all prompts at once, over and over."""
+    """Generate from all prompts at once, again and again until the clock stops it."""
     model = policy(material)
     input_ids = torch.tensor([prompt_ids(prompt) for prompt in material.prompts])
     config = GenerationConfig(

@@ -1,6 +1,6 @@
-"""Make a thousand random rollouts whose reward counts the KL of each token: REINFORCE++ with a baseline, arXiv 2501.03262.
+"""Make a thousand random rollouts of REINFORCE++ with a baseline (arXiv 2501.03262), whose reward has a KL term per token.
 
-They are made by Python's own generator of numbers, whose stream is the same in every version, so that a record need not
+They come from Python's own random number generator, whose stream is the same in every version, so that a record need not
 hold them.
 """
 
@@ -15,7 +15,7 @@ COUNT = 1000
 
 @dataclass(frozen=True)
 class KlCreditCase:
-    """One rollout of B responses, ``samples`` to a prompt, side by side; all tensors in float64."""
+    """One rollout of B responses. The ``samples`` responses to a prompt are adjacent rows; all tensors are float64."""
 
     samples: int
     scores: Tensor

@@ -51,9 +51,9 @@ NUM_FEATURES = 3
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows for every loss. `features` (B,T,F) feed a linear model, whose outputs (B,T) the losses see.
+    """Rows for every loss. `features` (B,T,F) feed a linear model, whose outputs (B,T) the losses read.
 
-    What an output stands for is the loss's affair: a log-probability, a value, a score, one logit of three.
+    Each loss decides what an output stands for: a log-probability, a value, a score, or one logit of three.
     """
 
     features: Tensor
@@ -100,7 +100,7 @@ def random_batch(seed: int, num_rows: int = 6) -> Batch:
 
 
 class Result(Protocol):
-    """What every loss returns: a 0-d tensor, and metrics of its own beside it."""
+    """What every loss returns: a 0-d tensor, and metrics that differ from loss to loss."""
 
     @property
     def loss(self) -> Tensor: ...
@@ -110,9 +110,9 @@ class Result(Protocol):
 class Case:
     """A loss on (model outputs, batch, denominator), and what a batch contributes to its denominator.
 
-    `of_pairs`: the batch's old and targets stand for one number a row, and so are no token's garbage.
-    `held`: for a loss with a detached factor, the same with that factor held at its value at `at`, from
-    (outputs, at, batch, denominator): what finite differences have to differentiate.
+    `of_pairs`: the first old value and target of a row are numbers of the whole row, and must not become garbage.
+    `held`: for a loss with a detached factor, the same loss with that factor held at its value at `at`, from
+    (outputs, at, batch, denominator). This is what finite differences have to differentiate.
     """
 
     loss: Callable[[Tensor, Batch, Denominator | None], Result]
@@ -251,7 +251,9 @@ def summed(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PreferenceLoss:
-    """Return the Bradley-Terry loss of each row as a pair: its summed outputs against its first old value. An empty row has weight 0."""
+    """Return the Bradley-Terry loss of pairs, one in each row: the row's summed outputs are the chosen score, and its first old
+    value is the rejected one. An empty row has weight 0.
+    """
     return bradley_terry(
         summed(outputs, batch),
         batch.old[:, 0],
@@ -268,7 +270,9 @@ def centring(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> 
 def against_reference(
     outputs: Tensor, batch: Batch, denominator: Denominator | None, *, loss: Callable[..., DPOLoss]
 ) -> DPOLoss:
-    """Return the loss of each row as a pair: the log-probability of its response against its first old and target value."""
+    """Return the loss of pairs, one in each row. The summed outputs are the chosen response's log-probability; the row's first
+    old and target values stand for the other three.
+    """
     sides = (summed(outputs, batch), batch.old[:, 0], batch.targets[:, 0], 0.5 * batch.targets[:, 0])
     return loss(*sides, beta=0.3, denominator=denominator)
 

@@ -15,7 +15,7 @@ def test_the_mean_of_the_samples() -> None:
 
 
 def test_the_optimal_value_by_hand() -> None:
-    """β = 1/2, as in A*-PO: ½·log of the mean of e^(2r)."""
+    """With β = 1/2, as in A*-PO, the optimal value is ½·log of the mean of e^(2r)."""
     first = 0.5 * math.log((2 * math.exp(2) + 2) / 4)
     second = 0.5 * math.log((math.exp(-4) + math.exp(6) + math.exp(1) + 1) / 4)
     assert optimal_values(SCORES, beta=0.5).tolist() == pytest.approx([first, second], rel=1e-12)
@@ -54,8 +54,8 @@ SWITCHES = {"half_life": 0.06, "low": 0.875, "high": 0.96}
 
 
 def test_one_step_of_the_tracker_by_hand() -> None:
-    """Prompt 0 moved by a quarter of the half-life: ρ = 2^(−1/4) = 0.841, clamped to 0.875. Prompt 1 did not: 0.96. Prompt 2
-    is not sampled."""
+    """The policy moved by a quarter of the half-life on prompt 0: ρ = 2^(−1/4) = 0.841 is clamped to 0.875. It did not move on
+    prompt 1: ρ = 1 is clamped to 0.96. Prompt 2 is not sampled."""
     after = tracked(
         start(0.5, 0.25, 0.1),
         torch.tensor([1, 0]),

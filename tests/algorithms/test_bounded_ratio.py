@@ -63,7 +63,8 @@ def test_tokens_of_a_response_may_have_advantages_of_their_own() -> None:
 
 
 def test_a_clipped_weight_by_hand() -> None:
-    """Weights 1.5 of ρ = 2, 0.8 of ρ = 0.5 and 1.25 of itself, times −A; log π is −3 + log ρ."""
+    """ρ = 2, 0.5 and 1.25 are clipped to the weights 1.5, 0.8 and 1.25; the loss of a token is −weight·A·log π, and
+    log π = −3 + log ρ."""
     leaf, *given = tensors([[2.0, 0.5, 1.25]], [[1.0, 1.0, -2.0]])
     found = clipped_weight_gradient(leaf, *given, **RANGES, aggregation="token")
     logprobs = [-3 + math.log(2), -3 + math.log(0.5), -3 + math.log(1.25)]
@@ -86,7 +87,7 @@ def test_a_clipped_weight_of_the_response() -> None:
 
 
 def test_a_soft_gate_by_hand() -> None:
-    """At ρ = 1 the value is 2/τ·A and the slope 1·A. τ = 2 where A > 0, and 4 where A < 0."""
+    """At ρ = 1 the value is 2/τ·A and the slope is A, where τ = 2 for A > 0 and τ = 4 for A < 0."""
     leaf, *given = tensors([[1.0, 1.5, 1.5]], [[1.0, 1.0, -1.0]])
     found = soft_gate(leaf, *given, temperature_positive=2.0, temperature_negative=4.0, aggregation="token")
     opened = [0.5, 1 / (1 + math.exp(-2 * 0.5)), 1 / (1 + math.exp(-4 * 0.5))]
@@ -111,7 +112,8 @@ def test_a_soft_gate_takes_an_overflowing_ratio_out_of_the_gradient() -> None:
 
 
 def test_a_geometric_mean_by_hand() -> None:
-    """A = 1: (1.5, 0.25 unclipped below) → √0.375. A = −2: (4 unclipped above, 0.8) → √3.2."""
+    """Where A = 1, ratios of 2 and 0.25 count as 1.5 and 0.25, and their mean is √0.375: only the upper bound clips. Where
+    A = −2, ratios of 4 and 0.5 count as 4 and 0.8, and their mean is √3.2: only the lower bound clips."""
     leaf, *given = tensors([[2.0, 0.25], [4.0, 0.5]], [[1.0, 1.0], [-2.0, -2.0]])
     found = geometric_mean_surrogate(leaf, *given, **RANGES, aggregation="sequence")
     first, second = math.sqrt(1.5 * 0.25), math.sqrt(4 * 0.8)

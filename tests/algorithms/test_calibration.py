@@ -21,9 +21,10 @@ def logit(probability: float) -> float:
 
 
 def test_the_error_by_hand() -> None:
-    """Confidences 0.63 (right), 0.63 (wrong), 0.93 (right) and 0.5 (half right), in three of ten bins.
+    """Confidences of 0.63 (right), 0.63 (wrong), 0.93 (right) and 0.5 (half right) fall into three of ten bins.
 
-    Gaps: |1 − 1.26| in the bin of 0.63, |1 − 0.93| in that of 0.93, |0.5 − 0.5| in the first; (0.26 + 0.07)/4 = 0.0825.
+    Their summed gaps are |1 − 1.26| in the bin of 0.63, |1 − 0.93| in that of 0.93 and |0.5 − 0.5| in the first, so the
+    error is (0.26 + 0.07)/4 = 0.0825.
     """
     margins = torch.tensor([logit(0.63), logit(0.37), logit(0.93), 0.0], dtype=torch.float64)
     assert expected_calibration_error(margins).tolist() == pytest.approx([0.0825])
@@ -60,7 +61,8 @@ def test_it_is_what_scikit_learn_counts() -> None:
 
 
 def test_a_model_that_is_twice_as_sure_as_it_may_be_is_found_out() -> None:
-    """Outcomes by σ(m): margins m are calibrated, and 2m says too much by the mean of σ(2|m|) − σ(|m|)."""
+    """Outcomes are drawn with probability σ(m). Margins m are calibrated, and margins 2m are off by the mean of
+    σ(2|m|) − σ(|m|)."""
     rng = np.random.default_rng(2)
     size = np.abs(rng.normal(0, 1.5, 100_000))
     right = rng.random(len(size)) < 1 / (1 + np.exp(-size))

@@ -86,7 +86,8 @@ def minimum_of(returns: list[float], count: int, kappa: float) -> Tensor:
 
 @every("kappa, mean", [(1.0, 0.184), (0.1, 0.111)])
 def test_the_mean_of_smoothed_quantiles_is_off_as_the_docs_say(kappa: float, mean: float) -> None:
-    """Nine failures and one success. For each level q solves p·τ·min((1 − q)/κ, 1) = (1 − p)(1 − τ)·min(q/κ, 1)."""
+    """Of ten returns nine are 0 and one is 1. The quantile q of each level τ solves
+    p·τ·min((1 − q)/κ, 1) = (1 − p)(1 − τ)·min(q/κ, 1) with p = 0.1."""
     p, count = 0.1, 200
     found = minimum_of([0.0] * 9 + [1.0], count, kappa)
     expected = []

@@ -136,7 +136,7 @@ def test_refusals():
 
 
 def test_the_gap_between_trainer_and_sampler_by_hand():
-    """Δ = log 2, −log 4, 0: mean |Δ| = log 2; e^(−Δ) = ½, 4, 1, so k3 = (5.5 − 3 − log 2)/3."""
+    """For Δ = log 2, −log 4 and 0 the mean of |Δ| is log 2, and e^(−Δ) = ½, 4 and 1, so k3 = (5.5 − 3 − log 2)/3."""
     mask = torch.tensor([[True, True], [True, False]])
     sampler = torch.tensor([[-1.0, -2.0], [-3.0, math.nan]], dtype=torch.float64)
     deltas = torch.tensor([[math.log(2), -math.log(4)], [0.0, math.nan]], dtype=torch.float64)
@@ -162,7 +162,8 @@ def test_the_gap_is_the_definition_whatever_stands_outside_the_mask(seed, scale)
 
 
 def test_the_mean_ratio_hides_another_temperature_and_the_gap_does_not():
-    """20,000 tokens drawn at T = 0.7 and looked at with T = 1: the mean ratio's expectation is 1, the mean |Δ| is not 0."""
+    """20,000 tokens are sampled at T = 0.7 and read by the trainer at T = 1: the ratio has expectation 1, yet the mean |Δ| is
+    not 0."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(20_000, 50, generator=generator, dtype=torch.float64) * 2
     sampler, trainer = ((logits / temperature).log_softmax(dim=-1) for temperature in (0.7, 1.0))

@@ -1,4 +1,4 @@
-"""For every loss: what is masked, padded, permuted, split or spread over ranks changes no gradient.
+"""Masking, padding, permuting, splitting and spreading over ranks change no gradient of any loss.
 
 The two-rank test runs this file as a script, once for each rank.
 """

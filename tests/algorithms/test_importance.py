@@ -21,7 +21,7 @@ BY_VERL = Path(__file__).with_name("importance_by_verl.json")
 
 
 def test_a_cap_by_hand() -> None:
-    """Ratios 1.5, 3 and 0.5, and a token outside the mask: at most 2."""
+    """Ratios of 1.5, 3 and 0.5 are capped at 2; a fourth token is outside the mask."""
     old = torch.tensor([[0.1, 0.2, 0.3, 0.9]])
     now = torch.tensor([[0.15, 0.6, 0.15, math.nan]])
     mask = torch.tensor([[True, True, True, False]])
@@ -34,7 +34,7 @@ def test_a_cap_by_hand() -> None:
 
 
 def test_a_mask_by_hand() -> None:
-    """The same ratios within [0.5, 2]: 0.5 is a bound and stays, 3 is learnt from by nobody."""
+    """Of the same ratios those within [0.5, 2] are kept: 0.5, at the bound, stays, and the token with 3 has weight 0."""
     old = torch.tensor([[0.1, 0.2, 0.25, 0.9]])
     now = torch.tensor([[0.15, 0.6, 0.125, math.nan]])
     mask = torch.tensor([[True, True, True, False]])
@@ -46,7 +46,7 @@ def test_a_mask_by_hand() -> None:
 
 
 def test_a_response_has_one_ratio() -> None:
-    """Ratios 2 and 3 in the first response: their product is 6, their geometric mean √6. The second has 1/2 alone."""
+    """The first response has ratios 2 and 3, with product 6 and geometric mean √6. The second has the ratio 1/2 alone."""
     log_ratio = torch.tensor([[2.0, 3.0], [0.5, math.nan]]).log()
     mask = torch.tensor([[True, True], [True, False]])
     zeros = torch.zeros(2, 2)

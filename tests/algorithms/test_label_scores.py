@@ -13,13 +13,13 @@ LOGPROBS = torch.tensor([[log(p) for p in row] for row in PROBABILITIES], dtype=
 
 
 def test_the_score_is_the_mean_weighted_by_the_probabilities_of_the_answers() -> None:
-    """(0.1·1 + 0.2·2 + 0.5·3) / 0.8 = 2/0.8 = 2.5, and 0.25 + 1 + 0.75 = 2."""
+    """The scores are (0.1·1 + 0.2·2 + 0.5·3) / 0.8 = 2.5 and 0.25 + 1 + 0.75 = 2."""
     found = expected_scores(LOGPROBS, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     assert found.tolist() == pytest.approx([2.5, 2.0], abs=1e-12)
 
 
 def test_a_preference_is_the_share_of_the_first_letter() -> None:
-    """0.3 for A and 0.1 for B: 3/4."""
+    """Probabilities of 0.3 for A and 0.1 for B give a preference of 3/4 for A."""
     logprobs = torch.tensor([[log(0.3), log(0.1)]], dtype=torch.float64)
     assert expected_scores(logprobs, torch.tensor([1.0, 0.0])).tolist() == pytest.approx([0.75], abs=1e-12)
 

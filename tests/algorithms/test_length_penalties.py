@@ -19,7 +19,7 @@ def test_linear_by_hand() -> None:
 
 
 def test_relative_by_hand() -> None:
-    """Lengths 2, 4, 6 of one prompt; 7, 7 of another; 3 alone."""
+    """One prompt has lengths 2, 4 and 6, another has 7 and 7, and a third has one response."""
     found = relative_penalty(torch.tensor([2, 7, 4, 6, 7, 3]), torch.tensor([1, 0, 1, 1, 0, 8]))
     assert found.tolist() == [0.5, 0.0, 0.0, -0.5, 0.0, 0.0]
 

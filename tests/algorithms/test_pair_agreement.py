@@ -42,10 +42,10 @@ def test_of_right_and_wrong_it_is_mann_whitneys_u_over_the_pairs() -> None:
 
 
 def test_four_rows_by_hand() -> None:
-    """Right rows score 3 and 1, wrong ones 2 and 0: 3 > 2, 3 > 0, 1 < 2, 1 > 0, so 3 of 4 pairs.
+    """Right rows score 3 and 1, wrong ones 2 and 0: 3 > 2, 3 > 0, 1 < 2, 1 > 0, so 3 of 4 pairs agree.
 
-    Each row has 2 pairs, of which 2, 1, 1, 2 agree: less 1.5 they are 0.5, −0.5, −0.5, 0.5. Twice these, over 8, squared: 4/64,
-    times 4/3.
+    Each row has 2 pairs, of which 2, 1, 1 and 2 agree. Less their mean of 1.5 these are 0.5, −0.5, −0.5 and 0.5. The squares of
+    a quarter of each sum to 4/64, and 4/3 corrects for 4 clusters.
     """
     scores, judged = torch.tensor([3.0, 1.0, 2.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
     found = pair_agreement(scores, judged, torch.arange(4))
@@ -54,7 +54,7 @@ def test_four_rows_by_hand() -> None:
 
 
 def test_the_error_is_that_of_resampled_prompts() -> None:
-    """Four like responses to each of 60 prompts: rows that are resampled one by one would vary half as much."""
+    """Each of 60 prompts has four equal responses. Rows that are resampled one by one would vary half as much."""
     generator = torch.Generator().manual_seed(3)
     judged = torch.randint(0, 2, (60,), generator=generator).double()
     scores = judged + torch.randn(60, generator=generator, dtype=torch.float64) * 1.5

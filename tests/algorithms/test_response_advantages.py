@@ -31,7 +31,7 @@ def random_groups(seed):
 
 
 def by_definition(kind, scores, ids):
-    """Return the advantages by their definition: one row at a time, in plain Python."""
+    """Compute the advantages from their definition, one row at a time, in plain Python."""
     advantages = []
     for i, own in enumerate(ids):
         group = [float(score) for score, other in zip(scores, ids, strict=True) if other == own]

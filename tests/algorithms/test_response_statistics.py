@@ -37,7 +37,7 @@ def test_pass_at_k_is_unbiased_where_the_plain_estimate_is_not() -> None:
 
 
 def test_pass_at_k_is_exact_for_many_samples() -> None:
-    """1 of 256 right: one of 128 contains it in half of the choices."""
+    """Where 1 of 256 samples is right, half of all choices of 128 samples contain it."""
     assert pass_at_k(torch.tensor([1, 256, 0]), num_samples=256, k=128).tolist() == [0.5, 1.0, 0.0]
 
 
@@ -50,7 +50,7 @@ def test_wrong_numbers_are_refused(num_right: int, k: int, told: str) -> None:
 
 
 def test_distinct_ngrams_by_hand() -> None:
-    """(1 2 1 2) and (1 2): unigrams 2 of 6, pairs 12 21 12 12 → 2 of 4, triples 121 212 → 2 of 2."""
+    """In (1 2 1 2) and (1 2), 2 of 6 unigrams are distinct, 2 of the 4 pairs 12 21 12 12, and both triples 121 and 212."""
     prompts = [[[1, 2, 1, 2], [1, 2]], [[7, 7], []], [[], []]]
     assert distinct_ngrams(prompts, n=1).tolist()[:2] == [2 / 6, 1 / 2]
     assert distinct_ngrams(prompts, n=2).tolist()[:2] == [2 / 4, 1.0]

@@ -53,7 +53,8 @@ def test_truncated_gae_is_its_definition_for_any_mask_lambda_per_row_and_final_v
 @settings(max_examples=60)
 @given(seed=seeds, gamma=unit, num_steps=horizons)
 def test_n_step_advantages_are_rewards_and_one_value_less_another(seed, gamma, num_steps):
-    """Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n} − V_t, without any δ; at the end of a row what stands after it."""
+    """The advantages equal Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n} − V_t, computed without any δ. Beyond the end of a row V is the
+    row's final value."""
     rewards, values, mask, _, final_values = random_batch(seed)
     measured = n_step_advantages(
         rewards, values, mask, gamma=gamma, num_steps=num_steps, final_values=final_values
@@ -144,7 +145,7 @@ def test_padding_row_order_and_lambda_per_row_change_nothing(seed, horizon):
 
 
 def test_long_responses_stay_accurate_in_float32():
-    """4,096 tokens, γ = λ = 1: what is subtracted is as large as what is left."""
+    """With 4,096 tokens and γ = λ = 1, what is subtracted is as large as what is left."""
     rng = np.random.default_rng(0)
     rewards, values = (rng.normal(size=(1, 4096)) for _ in range(2))
     mask = torch.ones(1, 4096).bool()

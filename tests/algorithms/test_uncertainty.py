@@ -23,9 +23,9 @@ def test_a_mean_by_hand() -> None:
 
 
 def test_a_ratio_by_hand() -> None:
-    """Clusters with (numerator, denominator) (6, 2), (2, 2), (4, 4): r = 12/8 = 1.5, residuals 3, −1, −2.
+    """Clusters with (numerator, denominator) (6, 2), (2, 2) and (4, 4) have r = 12/8 = 1.5 and residuals 3, −1 and −2.
 
-    3/2 · (9 + 1 + 4) / 64 = 0.328125, and its root is 0.5728.
+    The variance is 3/2 · (9 + 1 + 4) / 64 = 0.328125, and its root is 0.5728.
     """
     numerators, denominators = torch.tensor([6.0, 1.0, 4.0, 1.0]), torch.tensor([2, 1, 4, 1])
     estimate = clustered_ratio(numerators, denominators, torch.tensor([0, 1, 2, 1]))
@@ -41,7 +41,7 @@ def test_a_single_prompt_has_no_error() -> None:
 
 
 def test_unequal_prompts_count_as_fewer_equal_ones() -> None:
-    """Prompts of 3, 1 and 2 responses: (3 + 1 + 2)² / (9 + 1 + 4) = 36/14, fewer than 3."""
+    """Prompts with 3, 1 and 2 responses count as (3 + 1 + 2)² / (9 + 1 + 4) = 36/14 equal ones, fewer than 3."""
     values, clusters = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0]), torch.tensor([7, 7, 9, 7, 3, 3])
     estimate = with_cluster_sizes(clustered_mean(values, clusters), clusters)
     assert estimate.equal_clusters == pytest.approx(36 / 14)
@@ -60,9 +60,11 @@ def test_the_order_of_rows_and_the_numbers_of_prompts_change_nothing() -> None:
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
 def test_the_error_that_is_told_is_the_true_spread(correlation: float) -> None:
-    """4,000 experiments of 100 prompts with 4 correlated responses each: the mean told error is the means' own spread.
+    """Over 4,000 experiments of 100 prompts with 4 correlated responses each, the mean reported error equals the spread of
+    the means.
 
-    Independent rows would be told σ/√400 = 0.05, whatever the correlation; the truth is 0.05·√(1 + 3·correlation).
+    An estimate for independent rows would report σ/√400 = 0.05 whatever the correlation; the true spread is
+    0.05·√(1 + 3·correlation).
     """
     rng = np.random.default_rng(2)
     clusters = torch.arange(100).repeat_interleave(4)
