@@ -1,4 +1,4 @@
-"""Measure the cost of the default guards and their metrics: the CPU time of one PPO iteration with them over that without.
+"""Measure what the default guards and their metrics cost: the CPU time of one PPO iteration with them over without.
 
     python -m benchmarks.guard_overhead [--pairs 7]
 

@@ -75,7 +75,7 @@ def chunked(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
 
 
 def apart(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
-    """Return the sum in chunks, with one pass of the trunks and two of the head: the KL is computed from logits of its own."""
+    """Return the sum in chunks, with the KL from logits of its own: one pass of the trunks and two of the head."""
     assert with_entropy and with_kl
     sequences = case.sequences
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)

@@ -75,13 +75,15 @@ _CACHE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let runs of tests end without a report, which takes seconds each; those that are about it ask for one.
+    """Prepare the process for tests.
 
-    What a machine keeps is kept in one folder for all processes of the tests, and nothing of its user's is read. Files
-    are not synced to the disk, which was a third of the time of a small run, and are in memory where there is room: no test
-    outlives a loss of power, and those that simulate one watch the calls. A busy machine may take long for an example of hypothesis.
+    Runs end without a report, which takes seconds each; tests of the report ask for one. All processes of the tests
+    share one cache folder, and none reads the user's own. Files are not synced to the disk, which took a third of the
+    time of a small run, and are in memory where there is room: no test outlives a loss of power, and tests that
+    simulate one watch the calls. Examples of hypothesis have no deadline, because a busy machine may be slow.
 
-    A shell starts what it puts in the background with SIGINT ignored, which children inherit: tests interrupt commands.
+    A shell starts background commands with SIGINT ignored, and children inherit this. Tests interrupt commands, so the
+    default handler is set again.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,6 @@
-"""Make a thousand random rollouts of REINFORCE++ with a baseline (arXiv 2501.03262), whose reward has a KL term per token.
+"""Make a thousand random rollouts of REINFORCE++ with a baseline (arXiv 2501.03262) and a KL term in the reward.
 
-They come from Python's own random number generator, whose stream is the same in every version, so that a record need not
+They come from Python's own random number generator, whose stream is the same in every version, so a record need not
 hold them.
 """
 

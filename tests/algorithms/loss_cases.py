@@ -251,8 +251,8 @@ def summed(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PreferenceLoss:
-    """Return the Bradley-Terry loss of pairs, one in each row: the row's summed outputs are the chosen score, and its first old
-    value is the rejected one. An empty row has weight 0.
+    """Return the Bradley-Terry loss of pairs, one in each row: the row's summed outputs are the chosen score, and its
+    first old value is the rejected one. An empty row has weight 0.
     """
     return bradley_terry(
         summed(outputs, batch),
@@ -270,8 +270,8 @@ def centring(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> 
 def against_reference(
     outputs: Tensor, batch: Batch, denominator: Denominator | None, *, loss: Callable[..., DPOLoss]
 ) -> DPOLoss:
-    """Return the loss of pairs, one in each row. The summed outputs are the chosen response's log-probability; the row's first
-    old and target values stand for the other three.
+    """Return the loss of pairs, one in each row. The summed outputs are the chosen response's log-probability; the
+    row's first old and target values stand for the other three.
     """
     sides = (summed(outputs, batch), batch.old[:, 0], batch.targets[:, 0], 0.5 * batch.targets[:, 0])
     return loss(*sides, beta=0.3, denominator=denominator)

@@ -54,8 +54,8 @@ SWITCHES = {"half_life": 0.06, "low": 0.875, "high": 0.96}
 
 
 def test_one_step_of_the_tracker_by_hand() -> None:
-    """The policy moved by a quarter of the half-life on prompt 0: ρ = 2^(−1/4) = 0.841 is clamped to 0.875. It did not move on
-    prompt 1: ρ = 1 is clamped to 0.96. Prompt 2 is not sampled."""
+    """The policy moved by a quarter of the half-life on prompt 0: ρ = 2^(−1/4) = 0.841 is clamped to 0.875. It did not
+    move on prompt 1: ρ = 1 is clamped to 0.96. Prompt 2 is not sampled."""
     after = tracked(
         start(0.5, 0.25, 0.1),
         torch.tensor([1, 0]),

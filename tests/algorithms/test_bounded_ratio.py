@@ -63,7 +63,7 @@ def test_tokens_of_a_response_may_have_advantages_of_their_own() -> None:
 
 
 def test_a_clipped_weight_by_hand() -> None:
-    """ρ = 2, 0.5 and 1.25 are clipped to the weights 1.5, 0.8 and 1.25; the loss of a token is −weight·A·log π, and
+    """ρ = 2, 0.5 and 1.25 are clipped to the weights 1.5, 0.8 and 1.25. A token's loss is −weight·A·log π, where
     log π = −3 + log ρ."""
     leaf, *given = tensors([[2.0, 0.5, 1.25]], [[1.0, 1.0, -2.0]])
     found = clipped_weight_gradient(leaf, *given, **RANGES, aggregation="token")
@@ -112,8 +112,8 @@ def test_a_soft_gate_takes_an_overflowing_ratio_out_of_the_gradient() -> None:
 
 
 def test_a_geometric_mean_by_hand() -> None:
-    """Where A = 1, ratios of 2 and 0.25 count as 1.5 and 0.25, and their mean is √0.375: only the upper bound clips. Where
-    A = −2, ratios of 4 and 0.5 count as 4 and 0.8, and their mean is √3.2: only the lower bound clips."""
+    """Where A = 1, ratios of 2 and 0.25 count as 1.5 and 0.25, and their mean is √0.375: only the upper bound clips.
+    Where A = −2, ratios of 4 and 0.5 count as 4 and 0.8, and their mean is √3.2: only the lower bound clips."""
     leaf, *given = tensors([[2.0, 0.25], [4.0, 0.5]], [[1.0, 1.0], [-2.0, -2.0]])
     found = geometric_mean_surrogate(leaf, *given, **RANGES, aggregation="sequence")
     first, second = math.sqrt(1.5 * 0.25), math.sqrt(4 * 0.8)

@@ -33,8 +33,8 @@ def test_a_thousand_rollouts_by_verl() -> None:
 
 
 def test_two_scores_by_hand() -> None:
-    """The first score has deviations −1 and 1 and standard deviation √2, so it gives ∓0.7071. The second score, 100 times as
-    large, gives ±0.7071. With weights 2 and −0.5 the sum is ∓2.5 · 0.7071."""
+    """The first score has deviations −1 and 1 and standard deviation √2, so it gives ∓0.7071. The second score, 100
+    times as large, gives ±0.7071. With weights 2 and −0.5 the sum is ∓2.5 · 0.7071."""
     scores = torch.tensor([[0.0, 300.0], [2.0, 100.0]])
     found = each_group_normalised(scores, torch.tensor([2.0, -0.5]), torch.tensor([0, 0]))
     assert found.tolist() == pytest.approx([-2.5 / 2**0.5, 2.5 / 2**0.5], rel=1e-5)

@@ -34,7 +34,7 @@ def test_a_cap_by_hand() -> None:
 
 
 def test_a_mask_by_hand() -> None:
-    """Of the same ratios those within [0.5, 2] are kept: 0.5, at the bound, stays, and the token with 3 has weight 0."""
+    """Of the same ratios those within [0.5, 2] are kept: 0.5 is at the bound and stays, and 3 gets the weight 0."""
     old = torch.tensor([[0.1, 0.2, 0.25, 0.9]])
     now = torch.tensor([[0.15, 0.6, 0.125, math.nan]])
     mask = torch.tensor([[True, True, True, False]])
@@ -46,7 +46,7 @@ def test_a_mask_by_hand() -> None:
 
 
 def test_a_response_has_one_ratio() -> None:
-    """The first response has ratios 2 and 3, with product 6 and geometric mean √6. The second has the ratio 1/2 alone."""
+    """The first response has ratios 2 and 3, with product 6 and geometric mean √6. The second has one ratio, 1/2."""
     log_ratio = torch.tensor([[2.0, 3.0], [0.5, math.nan]]).log()
     mask = torch.tensor([[True, True], [True, False]])
     zeros = torch.zeros(2, 2)

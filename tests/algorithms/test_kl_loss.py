@@ -107,8 +107,8 @@ def test_the_detached_ratio_makes_old_samples_give_the_gradients_of_the_present_
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_through_the_ratio_the_gradient_is_that_of_the_kl_itself(tokens_of_old, kind):
-    """The expected gradient over samples of the old policy is ∇Σ_v π(v)·k(v), with both factors differentiated. The value of
-    the loss does not change."""
+    """The expected gradient over samples of the old policy is ∇Σ_v π(v)·k(v), with both factors differentiated. The
+    value of the loss does not change."""
     logits, ref, old, tokens = tokens_of_old
     logprobs = torch.log_softmax(logits, 0)
     given = (logprobs[tokens], ref[tokens], old[tokens], torch.ones(4, 1, dtype=torch.bool))

@@ -75,7 +75,7 @@ def test_where_there_is_nothing_to_fit() -> None:
 
 
 def test_length_alone_decides() -> None:
-    """Where length separates wins from losses, the prior keeps the rate between 0 and 1, and by symmetry it is a half."""
+    """Where length separates wins from losses, the prior keeps the rate inside of 0 and 1; by symmetry it is a half."""
     lengths = torch.tensor([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0])
     rate = length_controlled_win_rate((lengths > 0).double(), lengths, torch.ones(1, 6))
     assert rate.item() == pytest.approx(0.5)

@@ -44,8 +44,8 @@ def test_of_right_and_wrong_it_is_mann_whitneys_u_over_the_pairs() -> None:
 def test_four_rows_by_hand() -> None:
     """Right rows score 3 and 1, wrong ones 2 and 0: 3 > 2, 3 > 0, 1 < 2, 1 > 0, so 3 of 4 pairs agree.
 
-    Each row has 2 pairs, of which 2, 1, 1 and 2 agree. Less their mean of 1.5 these are 0.5, −0.5, −0.5 and 0.5. The squares of
-    a quarter of each sum to 4/64, and 4/3 corrects for 4 clusters.
+    Each row has 2 pairs, of which 2, 1, 1 and 2 agree. Less their mean of 1.5 these are 0.5, −0.5, −0.5 and 0.5. The
+    squares of a quarter of each sum to 4/64, and 4/3 corrects for 4 clusters.
     """
     scores, judged = torch.tensor([3.0, 1.0, 2.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
     found = pair_agreement(scores, judged, torch.arange(4))

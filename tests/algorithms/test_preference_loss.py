@@ -118,8 +118,8 @@ def test_refusals():
 
 
 def test_centring_by_hand() -> None:
-    """The squared sums (1 + 2)² = 9 and (−1 + 0)² = 1 have the mean 5, and the pair means are 1.5 and −0.5. The gradient of
-    each score is twice the sum of its pair, over two pairs."""
+    """The squared sums (1 + 2)² = 9 and (−1 + 0)² = 1 have the mean 5, and the pair means are 1.5 and −0.5. The
+    gradient of each score is twice the sum of its pair, over two pairs."""
     chosen = torch.tensor([1.0, -1.0], requires_grad=True)
     rejected = torch.tensor([2.0, 0.0], requires_grad=True)
     result = score_centring(chosen, rejected)

@@ -50,7 +50,7 @@ def test_wrong_numbers_are_refused(num_right: int, k: int, told: str) -> None:
 
 
 def test_distinct_ngrams_by_hand() -> None:
-    """In (1 2 1 2) and (1 2), 2 of 6 unigrams are distinct, 2 of the 4 pairs 12 21 12 12, and both triples 121 and 212."""
+    """In (1 2 1 2) and (1 2), 2 of 6 unigrams are distinct, 2 of the 4 pairs 12 21 12 12, and both triples 121, 212."""
     prompts = [[[1, 2, 1, 2], [1, 2]], [[7, 7], []], [[], []]]
     assert distinct_ngrams(prompts, n=1).tolist()[:2] == [2 / 6, 1 / 2]
     assert distinct_ngrams(prompts, n=2).tolist()[:2] == [2 / 4, 1.0]

@@ -53,8 +53,8 @@ def test_truncated_gae_is_its_definition_for_any_mask_lambda_per_row_and_final_v
 @settings(max_examples=60)
 @given(seed=seeds, gamma=unit, num_steps=horizons)
 def test_n_step_advantages_are_rewards_and_one_value_less_another(seed, gamma, num_steps):
-    """The advantages equal Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n} − V_t, computed without any δ. Beyond the end of a row V is the
-    row's final value."""
+    """The advantages equal Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n} − V_t, computed without any δ. Beyond the end of a row V
+    is the row's final value."""
     rewards, values, mask, _, final_values = random_batch(seed)
     measured = n_step_advantages(
         rewards, values, mask, gamma=gamma, num_steps=num_steps, final_values=final_values

@@ -1,4 +1,4 @@
-"""Energy is read from counters: a made-up folder of RAPL zones and a made-up NVML, with hand-worked numbers."""
+"""Energy is read from counters: here those of a made-up folder of RAPL zones and a made-up NVML, worked out by hand."""
 
 import threading
 from collections.abc import Callable
@@ -48,7 +48,8 @@ class Zones:
 
 
 class Nvml(SimpleNamespace):
-    """Millijoules of each GPU since its driver was loaded, by index and UUID; None: a GPU without the counter."""
+    """NVML's millijoules of each GPU since its driver was loaded, by index and UUID; None for a GPU without a
+    counter."""
 
     def __init__(self, **gpus: int | None) -> None:
         super().__init__(gpus=gpus, open=0)
@@ -79,7 +80,7 @@ def meter(zones: Zones | Path, *gpus: str, nvml: Any = None) -> EnergyMeter:
 
 
 def test_two_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
-    """1.5 J of one package and 0.25 J of the other; core, mmio and psys would count the same energy again."""
+    """1.5 J of one package and 0.25 J of the other are added. The zones core, mmio and psys would count them twice."""
     zones = Zones(tmp_path / "powercap", 7_000_000, 100)
     began = meter(zones)
     zones.set("intel-rapl:0", 8_500_000)
@@ -90,8 +91,8 @@ def test_two_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
 
 
 def test_a_counter_that_begins_anew_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counter goes from 2 J below its range to 3 J, then round once more to 1 J: 5 J, and the range less 2 J. Polls
-    see each round; those within ten seconds of the one before read nothing.
+    """The counter wraps from 2 J below its range to 3 J, which makes 5 J, and wraps again to 1 J, which makes the range
+    less 2 J. A poll sees each round; polls within ten seconds of the one before read nothing.
     """
     now = 100.0
     monkeypatch.setattr(energy.time, "monotonic", lambda: now)
@@ -136,7 +137,7 @@ def test_a_counter_that_only_root_may_read_is_none(tmp_path: Path, monkeypatch: 
 
 
 def test_several_gpus_by_index_and_uuid(tmp_path: Path) -> None:
-    """1.5 J and 2 J; the third is another attempt's. The connection to the driver is closed each time."""
+    """The attempt's GPUs used 1.5 J and 2 J; the third is another attempt's. The connection to the driver is closed."""
     nvml = Nvml(GPU_a=1000, GPU_b=5000, GPU_c=7)
     began = meter(tmp_path, "0", "GPU-b", nvml=nvml)
     nvml.gpus.update(GPU_a=2500, GPU_b=7000, GPU_c=10**9)
@@ -145,7 +146,7 @@ def test_several_gpus_by_index_and_uuid(tmp_path: Path) -> None:
 
 
 def test_a_gpu_is_the_one_that_the_attempt_was_given(tmp_path: Path) -> None:
-    """The third and the second of the machine, which are the attempt's first and second: 4 J and 0.5 J."""
+    """The third and second GPU of the machine, which are the attempt's first and second, used 4 J and 0.5 J."""
     nvml = Nvml(GPU_a=0, GPU_b=0, GPU_c=0)
     began, last = meter(tmp_path, "2", "1", nvml=nvml), meter(tmp_path, "2", nvml=nvml)
     nvml.gpus.update(GPU_a=10**9, GPU_b=500, GPU_c=4000)
@@ -163,7 +164,7 @@ def test_a_gpu_without_a_counter_is_not_guessed(tmp_path: Path, after: int | Non
 
 
 def test_without_the_driver_gpus_are_not_measured_and_packages_are(tmp_path: Path) -> None:
-    """The installed library, on a machine where it finds no driver: 1 J of the package."""
+    """Where the installed library finds no driver, the 1 J of the package is the whole measurement."""
     zones = Zones(tmp_path / "powercap", 0)
     missing = SimpleNamespace(nvmlInit=lambda: (_ for _ in ()).throw(OSError("no driver")))
     began = meter(zones, "0", nvml=missing)
@@ -172,7 +173,7 @@ def test_without_the_driver_gpus_are_not_measured_and_packages_are(tmp_path: Pat
 
 
 class UsesEnergy:
-    """A launcher without a process: it computes 2.5 J of the first package, and may fail."""
+    """A launcher without a process: it uses 2.5 J of the first package, and may fail."""
 
     def __init__(self, zones: Zones, *, fails: bool = False) -> None:
         self.zones, self.fails = zones, fails

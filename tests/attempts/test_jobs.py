@@ -81,7 +81,7 @@ def test_a_request_is_the_same_after_a_journey_as_json(
 
 
 def test_a_request_has_the_recipes_rules_of_text(recipe_file: Path, tmp_path: Path) -> None:
-    """Chat template, lengths and temperature: what turns text into ids, and what every stage samples at."""
+    """Chat template and lengths decide how text becomes ids, and every stage samples at the temperature."""
     changes = ["model.chat=false", "generation.temperature=0.7", "generation.max_prompt_tokens=33"]
     recipe = load_resolved(recipe_file, changes)[0]
     asked = request(recipe, "sft", tmp_path)

@@ -94,7 +94,9 @@ def all_recipes(folder: Path) -> dict[str, Recipe]:
 
 
 def recorded(recipe: Recipe, folder: Path) -> dict[str, str]:
-    """Return step → its key where each input's digest is that of its step's name; and sha256 of the recipe's JSON."""
+    """Return each step's stage key, computed with the sha256 of the input steps' names as the inputs' digests. Under ""
+    is the sha256 of the recipe's JSON.
+    """
     inputs = dependencies(recipe)
     text = canonical_json(recipe.model_dump(mode="json")).replace(str(folder), "FOLDER")
     found = {"": hashlib.sha256(text.encode()).hexdigest()}

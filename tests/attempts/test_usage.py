@@ -37,7 +37,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, used: int, percent: float) -> None:
 
 
 def test_a_reading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 of 4 seconds busy, then 1 of 4."""
+    """Three of four seconds are busy, and then one of four."""
     cpu(monkeypatch, (10.0, 90.0), (13.0, 91.0), (14.0, 94.0))
     memory(monkeypatch, used=2_000_000_000, percent=12.5)
     clock = Clock()

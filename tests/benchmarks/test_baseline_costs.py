@@ -12,9 +12,10 @@ def test_the_page_has_the_counted_table() -> None:
 
 
 def test_what_a_plain_policy_gradient_costs_by_hand() -> None:
-    """7 iterations of 256 responses; validated before them, after the fourth and after the last, tested once (256).
+    """The stage samples 256 responses in each of 7 iterations. It validates on 256 before them, after the fourth and
+    after the last, and tests once on 256.
 
-    Scored: each response by policy, reference and reward; validation by the reward; test by all three.
+    Policy, reference and reward score each response of a rollout and of the test; the reward alone scores validation.
     """
     rollouts, validated, tested = 7 * 256, 3 * 256, 256
     cells = row(ARMS[0])[1:]

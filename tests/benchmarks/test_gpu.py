@@ -117,7 +117,7 @@ def test_what_fits_into_memory() -> None:
 
 
 def test_the_bytes_of_the_networks_by_hand() -> None:
-    """2·144 weights of layers, 2 + 2 norms of 4 for each and one more, embeddings of 40: 348 in all, in all four networks."""
+    """Each of the four networks has 348 weights: 2·144 in matrices of layers, 2·2 + 1 norms of 4, and 40 embeddings."""
     weights = 2 * 144 + (2 * 2 + 1) * 4 + 40
     assert HAND.shape.weights == HAND.shape.trunk_weights == weights
     assert network_bytes(HAND) == weights * (16 + 16 + 4 + 2 + 2)
@@ -150,8 +150,8 @@ def test_rates_are_measured_where_there_is_no_data_sheet(monkeypatch: pytest.Mon
 
 
 def test_rows_by_hand() -> None:
-    """Sampling: 60 FLOPs in 2 s at a peak of 100/s, so 30 %; 40 bytes at 50/s are 0.8 s of the 2. Its floor is 60 at the 80/s that
-    were measured and these 0.8 s: 1.55 s."""
+    """Sampling has 60 FLOPs in 2 s at a peak of 100/s, so its MFU is 30 %. Its 40 bytes at 50/s would take 0.8 s of the
+    2 s. Its floor is 60 FLOPs at the measured 80/s and these 0.8 s, together 1.55 s."""
     facts = FACTS
     parts = {"sampling": Work(60.0, read=40.0, tokens=10), "reward": Work(40.0, tokens=20)}
     timed = {"sampling": Timed(2.0, 1.0, 3.0, 5e9, waits=7), "reward": Timed(0.5, 0.5, 0.5, 6e9, waits=1)}
@@ -258,7 +258,8 @@ def test_the_whole_script_runs_with_torch_and_transformers_alone(tmp_path: Path)
 def test_what_graphs_gained_is_told_beside_what_sampling_takes_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two batches of two tokens after the first, on a CPU by steps that are called as they are; 3 s against 2 s."""
+    """One graph is captured and replayed for two tokens in each of two batches; on a CPU a stand-in calls the steps
+    directly. Sampling takes 2 s with graphs and 3 s without."""
     size, rollout = SIZES["tiny"], replace(SHORT, prompt_tokens=4)
     fits = replace(fit(size, rollout, memory=8e9), sampled_rows=3)
     iteration = Iteration(size, rollout, fits, device=torch.device("cpu"), precision="float32")

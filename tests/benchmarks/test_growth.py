@@ -21,7 +21,7 @@ def test_rows_of_one_length_have_no_padding() -> None:
 
 
 def test_a_prompt_of_a_group_is_computed_once() -> None:
-    """Eight rows of 64 + 64 tokens with one prompt: 64 + 8 × 64 positions, in place of 8 × 128."""
+    """Eight rows of 64 + 64 tokens that share a prompt take 64 + 8 × 64 positions, in place of 8 × 128."""
     assert measure(Size(rows=8, group=8, length=128), repeats=1).positions == 64 + 8 * 64
 
 

@@ -68,7 +68,8 @@ def test_cores_change_sides_from_pair_to_pair() -> None:
 
 
 def test_ratios_by_hand() -> None:
-    """Peers of 3, 4 and 8 s beside ours of 2, 2 and 5 s: 1.5, 2 and 1.6. Their medians, 4 and 2, would give another ratio."""
+    """The peer takes 3, 4 and 8 s and our side 2, 2 and 5 s, so the ratios are 1.5, 2 and 1.6. The ratio of the
+    medians, 4 s and 2 s, is another number."""
     times = ((2.0, 3.0), (2.0, 4.0), (5.0, 8.0))
     pairs = [Pair(replace(WORK, seconds=ours), replace(WORK, seconds=peer)) for ours, peer in times]
     found = spread([pair.ratio for pair in pairs])
@@ -173,8 +174,8 @@ while True:
 
 @pytest.mark.slow
 def test_a_pair_of_processes_counts_whole_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 measured iterations, each of 2 steps on responses of 2 and 1 tokens to prompts of 2, 8 positions with padding; 5 sampled, 4
-    read."""
+    """Each side measures 2 iterations of 2 steps, on responses of 2 and 1 tokens to prompts of 2: 8 positions with
+    padding. An iteration also samples 5 tokens and reads 4 positions without a gradient."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     script = tmp_path / "side.py"
     script.write_text(SIDE)

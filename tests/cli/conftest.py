@@ -9,7 +9,7 @@ from vantage.runs.workspace import Workspace
 
 @pytest.fixture(scope="session")
 def small_chat_run(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return the workspace of a finished run, which has a ledger of its own; for reading only."""
+    """Return the workspace of a finished run with a ledger of its own. Tests may only read it."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
         return Workspace(made_once(tmp_path_factory, "small-chat", make_small_chat_run) / "workspace")

@@ -81,7 +81,7 @@ def policy(small_chat_run: Workspace, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def sampled(small_chat_run: Workspace) -> tuple[str, list[int], list[int]]:
-    """Return the stored policy's greedy answer by the stages' own sampler: text, ids, and the prompt's ids."""
+    """Return the text and ids of the stored policy's greedy answer by the stages' own sampler, and the prompt's ids."""
     record = record_of(small_chat_run)
     folder = small_chat_run.store / "objects" / str(record.stages["sft"].digest)
     tokenizer = load_tokenizer(folder)

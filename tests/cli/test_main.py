@@ -34,7 +34,7 @@ def vantage(*arguments: str | Path) -> Result:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Workspace:
-    """Return a workspace in which the recipe has run; for reading only."""
+    """Return a workspace in which the recipe has run. Tests may only read it."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "fake.yaml").write_text(RECIPE)
     workspace = Workspace(folder / "workspace")

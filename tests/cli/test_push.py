@@ -46,13 +46,13 @@ def to_bucket(folder: Path, address: str) -> str:
 
 
 def to_hub(folder: Path) -> str:
-    """Push without an audit."""
+    """Push the folder without an audit, and return the commit that holds it."""
     return HubRepository(REPOSITORY).send(folder, hashed(folder))
 
 
 @pytest.fixture(scope="module")
 def exported(small_chat_run: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the exported folder of the trained reward model; for reading only."""
+    """Return the exported folder of the trained reward model. Tests may only read it."""
     folder = tmp_path_factory.mktemp("exported") / "policy"
     arguments = ["export", "latest/reward", str(folder), "--workspace", small_chat_run.address]
     done = CliRunner().invoke(app, arguments)

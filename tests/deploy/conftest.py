@@ -27,7 +27,7 @@ EXPORT = re.compile(r"^export ([A-Z_]+)=([A-Za-z0-9:/._-]+)$")
 
 @dataclass(frozen=True)
 class Servers:
-    """The folder of three servers; every call is a process of its own, as from ``make``."""
+    """The folder of three servers. Every call starts a process of its own, as ``make`` does."""
 
     folder: Path
 
@@ -131,8 +131,8 @@ class Place:
 
 
 def own_ports() -> dict[str, int]:
-    """Return ports of this test process, which the system gives to nobody by itself: other processes test servers at
-    the same time.
+    """Return ports for this test process, because other processes test servers at the same time. They lie outside of
+    the range from which the system hands out ports.
     """
     first = 21000 + 10 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     return {name: first + place for place, name in enumerate(PORTS)}

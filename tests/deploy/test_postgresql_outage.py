@@ -28,7 +28,7 @@ def rows_on(servers: Servers) -> list[tuple[str, str, int, float]]:
 
 
 def end_postgresql(servers: Servers) -> None:
-    """End it as a crash does, without waiting for its clients; it recovers from its log."""
+    """End PostgreSQL as a crash does, without waiting for its clients. The next start recovers from its log."""
     [postgres] = servers.processes()["postgres"]
     os.kill(postgres, signal.SIGQUIT)
     wait_for(lambda: not servers.processes()["postgres"])

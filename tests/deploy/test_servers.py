@@ -23,7 +23,7 @@ ENDED = "postgres does not run"
 
 
 def statuses(variables: dict[str, str]) -> dict[str, list[int]]:
-    """Return HTTP statuses of both servers: without a login, with a wrong one, with the printed one."""
+    """Return each server's HTTP statuses without a login, with a wrong login, and with the printed login."""
     prefect_user, _, prefect_password = variables["PREFECT_API_AUTH_STRING"].partition(":")
     asked = {
         f"{variables['PREFECT_API_URL']}/flows/paginate": (prefect_user, prefect_password),

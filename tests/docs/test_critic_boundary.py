@@ -122,11 +122,12 @@ def test_a_variance_needs_two_gradients() -> None:
 
 
 def test_the_best_critic_can_raise_the_variance_of_the_gradient() -> None:
-    """The page's example. Half of all tokens follow a slip: their return is −1 and their choice is certain, so their
-    score s is 0. The others are right with chance 0.9: s = 0.1 and G = 1, or s = −0.9 and G = −1.
+    """In the page's example half of all tokens follow a slip: their return is −1 and their choice is certain, so their
+    score s is 0. The others are right with probability 0.9: s = 0.1 and G = 1, or s = −0.9 and G = −1.
 
-    The best critic says −1 and 0.8. Its explained variance is 1 − 0.18 / 0.99, and yet E[s²·A²] is
-    ½·(0.9·0.01·0.2² + 0.1·0.81·1.8²) = 0.1314 against ½·(0.9·0.01·1.1² + 0.1·0.81·0.9²) = 0.03825 of the mean −0.1.
+    The best critic predicts −1 and 0.8. Its explained variance is 1 − 0.18 / 0.99, and yet its E[s²·A²] is
+    ½·(0.9·0.01·0.2² + 0.1·0.81·1.8²) = 0.1314. With the mean −0.1 as baseline it is only
+    ½·(0.9·0.01·1.1² + 0.1·0.81·0.9²) = 0.03825.
     """
     returns = torch.tensor([-1.0] * 1000 + [1.0] * 900 + [-1.0] * 100)
     score = torch.tensor([0.0] * 1000 + [0.1] * 900 + [-0.9] * 100)

@@ -163,7 +163,7 @@ def test_prompts_of_more_tokens_than_a_step_reads_are_sampled_from(tmp_path: Pat
 
 
 def test_the_same_seed_gives_the_same_responses_alone_and_beside_others(tmp_path: Path) -> None:
-    """Compare exactly where rounding permits: on one machine, in float32, with few rows."""
+    """The same seed gives equal responses on one machine, in float32 and with few rows, where rounding permits it."""
     _, _, engine = engine_at(model(tmp_path / "model", "tied"))
     first = engine.generate(PROMPTS, count=4, seed=3)
     assert engine.generate(PROMPTS, count=4, seed=3).responses == first.responses

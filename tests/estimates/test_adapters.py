@@ -69,7 +69,7 @@ def test_four_networks_hold_one_base_and_gradients_of_the_adapters_alone(
 
 
 def test_a_base_is_held_once_in_each_precision() -> None:
-    """Policy and critic train in float32, reference and reward are read in bfloat16: two bases for the four of them."""
+    """Policy and critic train in float32, reference and reward are read in bfloat16, so the four share two bases."""
     text = EVERY_KIND.replace('recipe: every_kind\nmodel: {source: "builtin:tiny"}', RANK_8)
     recipe, shape = parse_recipe(text), model_shape(read_config("builtin:tiny"))
     networks = [

@@ -43,7 +43,8 @@ def asked(name: str, *, watch: str = "") -> dict[str, Asked]:
 
 
 def test_every_scored_response_is_counted() -> None:
-    """5 rollouts of 32; validations before the first, after the second, the fourth and the last, of 16; and a test of 16."""
+    """The stage scores 5 rollouts of 32, 4 validations of 16 (before the first iteration, after the second, the fourth
+    and the last) and a test of 16."""
     found = asked("policy")
     assert found["judge"].responses == found["http"].responses == 5 * 32 + 4 * 16 + 16 == 240
     assert (found["judge"].requests, found["http"].requests) == (240, 24)
@@ -58,7 +59,7 @@ def test_a_watch_asks_about_the_validations_alone() -> None:
 
 
 def test_a_collection_asks_about_every_response() -> None:
-    """64 + 16 + 8 prompts, two responses each."""
+    """The collection has two responses to each of 64 + 16 + 8 prompts."""
     assert asked("collected")["judge"].responses == 2 * (64 + 16 + 8)
 
 
@@ -104,7 +105,8 @@ def test_judges_of_one_name_are_entries_of_their_own() -> None:
 
 
 def test_a_served_teacher_is_asked_about_every_rollout_and_the_last_test() -> None:
-    """3 rollouts of 32 and 8 test responses; nothing of it is in memory, and nothing samples from it."""
+    """The teacher is asked about 3 rollouts of 32 and 8 test responses. It takes no memory, and nothing samples from
+    it."""
     plain = yaml.safe_load(TEXT)
     plain["rewards"] = {"main": {"terms": [{"verifier": "arithmetic"}]}}
     student = {

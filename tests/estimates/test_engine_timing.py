@@ -65,8 +65,9 @@ def workload(engine: Engine, *, is_trained: bool = True, adapters: int = 0) -> W
 
 
 def test_two_servers_by_hand() -> None:
-    """Each has 50 responses and 8 rows: 50·50/8 = 312.5 passes. A pass reads 268 MB of weights and 8·125 tokens of 8,000 bytes at 50 GB/s:
-    5.52 ms, more than its 8·233 + 160 MFLOP take at 500 GFLOP/s (4.05 ms). Prompts: 5,000 tokens of 232 MFLOP."""
+    """Each server has 50 responses and 8 rows, so it takes 50·50/8 = 312.5 passes. A pass reads 268 MB of weights and
+    8·125 tokens of 8,000 bytes at 50 GB/s in 5.52 ms, longer than the 4.05 ms that its 8·233 + 160 MFLOP take at 500
+    GFLOP/s. The prompts are 5,000 tokens of 232 MFLOP."""
     found = sampled(SAMPLING, workload(SERVERS), SERVERS, DEVICE)
     assert (found.gpus, found.rows, found.waking) == (1, 8, 0)
     assert found.decode == pytest.approx(312.5 * (276e6 / 5e10 + 2e-3))
@@ -78,8 +79,9 @@ def test_two_servers_by_hand() -> None:
 
 
 def test_an_engine_in_the_process_whose_weights_need_two_gpus_by_hand() -> None:
-    """268 MB are more than four fifths of 300 MB. On two GPUs there is room for 276 rows of 150 tokens, so all 100 begin at once: 80
-    passes, the longest response, with 62.5 open rows on average. They are bound by 15.8 GFLOP: 15.8 ms on both GPUs."""
+    """The weights of 268 MB are more than four fifths of 300 MB. Two GPUs have room for 276 rows of 150 tokens, so all
+    100 begin at once. They take 80 passes, as many as the longest response has tokens, with 62.5 open rows on average.
+    A pass is bound by its 15.8 GFLOP, which take 15.8 ms on both GPUs."""
     found = sampled(SAMPLING, workload(PROCESS), PROCESS, DEVICE)
     assert (found.gpus, found.rows) == (2, 62.5)
     flops = 62.5 * (233e6 + 20e6)

@@ -33,7 +33,8 @@ def test_a_token_of_llama_7b_by_hand() -> None:
 
 
 def test_layers_that_are_checkpointed_are_computed_once_more() -> None:
-    """All weights: forward, backward of twice that, and the head again; adapters: no gradient of the frozen weights."""
+    """Layers and head are computed forward twice, and their backward pass costs as much again. With adapters, the
+    backward pass lacks the gradients of the frozen weights."""
     given = {"tokens": 10.0, "context": 100.0, "logit_tokens": 5.0}
     layers = trunk_flops(LLAMA_7B, tokens=10.0, context=100.0)
     head = head_flops(LLAMA_7B, tokens=5.0)

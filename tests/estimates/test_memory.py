@@ -49,7 +49,8 @@ def test_a_layer_of_llama_7b_by_hand() -> None:
 
 
 def test_checkpointed_layers_keep_their_inputs_and_one_layer_is_computed_again() -> None:
-    """A token of Llama 7B: 32 inputs of 4096 float32, the 339,968 bytes of one layer, and 3 more states at the ends."""
+    """For a token of Llama 7B they keep the inputs of 32 layers, each of 4096 float32, the 339,968 bytes of one layer,
+    and 3 more states at the ends."""
     shape = shape_of(LlamaConfig(hidden_size=4096, intermediate_size=11008, num_attention_heads=32))
     given = {"tokens": 1.0, "logit_tokens": 0.0, "is_bfloat16": False}
     kept = training_activation_bytes(shape, **given, is_checkpointed=True)  # type: ignore[arg-type]

@@ -95,7 +95,9 @@ def test_kto_reads_its_minibatch_a_second_time_for_the_reference_point(every_kin
 def test_a_distillation_reads_its_teacher_in_each_step_and_measures_it_once(
     every_kind: RecipeEstimate,
 ) -> None:
-    """3 iterations of 2 epochs of 2 minibatches; the reward reads 3 rollouts, 1 + 1 validations and 3 times 40 test responses."""
+    """The stage has 3 iterations of 2 epochs of 2 minibatches. It samples 3 rollouts, 2 validations, and 40 test
+    responses of each of the teacher, the student before training and the student after it; the reward scores all of
+    them."""
     found = stage(every_kind, "distilled").workload
     steps = 3 * 2 * 2
     assert found.counts["optimizer_steps"] == steps
@@ -171,7 +173,7 @@ def test_optimizer_steps_are_those_of_the_data_order(epochs: float, batch_size: 
 
 
 def test_the_critic_s_steps_and_the_passes_that_sao_saves_are_counted() -> None:
-    """4 iterations of 2 steps; validation and test score the policy beside the rollouts."""
+    """The stage has 4 iterations of 2 steps. Validation and test read the policy too, as the rollouts do."""
 
     def times(algorithm: str, role: str, does: str) -> float:
         overrides = [f"stages.policy.algorithm={algorithm}"]
@@ -223,7 +225,8 @@ def test_what_is_measured_beside_the_score_is_counted() -> None:
 
 
 def test_what_was_collected_is_not_sampled_or_scored_again() -> None:
-    """Value pretraining: 3 iterations of 64 responses, 512 held out twice. Only the held-out ones pass the policy."""
+    """Value pretraining has 3 iterations of 64 responses, and reads 512 held-out responses twice. When all rollouts
+    were collected beforehand, only the held-out responses pass the policy."""
 
     def workload(*overrides: str, name: str = "value") -> Workload:
         return stage(
@@ -329,7 +332,8 @@ def test_a_response_is_as_long_as_the_demonstrations_or_the_limit(every_kind: Re
 def test_other_models_have_their_own_size_and_those_of_an_evaluation_are_held_in_turn(
     tmp_path: Path,
 ) -> None:
-    """A Llama by hand, tied: V·h + 2 layers of 4h² + 3·h·i + 2h, and the last norm h."""
+    """A Llama with tied embeddings has V·h weights in them, 4h² + 3·h·i + 2h in each of 2 layers and h in the last
+    norm."""
     llama = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
              "num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(llama))

@@ -1,4 +1,4 @@
-"""Stages are extended in real child processes, ordered by a real Prefect server; and in a bucket, on another machine."""
+"""Stages are extended in real child processes under a real Prefect server, and in a bucket on another machine."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 def test_a_gate_extends_its_stage_in_prefects_flow_although_its_process_is_killed(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """The process of the second part dies in its second step; the next attempt at it, in the same run, begins again."""
+    """The process of the second part dies in its second step. The same run attempts that part again, from its
+    beginning."""
     workspace.root.mkdir(parents=True)
     (workspace.root / KILLED).write_text("5")
     (workspace.root / REALLY).touch()

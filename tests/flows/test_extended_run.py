@@ -354,7 +354,8 @@ def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
 def test_every_record_names_what_an_extended_stage_goes_on_from(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """The first part is an earlier run's, the two others the gate's: status, console, report, model card, diff and audit."""
+    """An earlier run made the first part, and a gate asked for the two others. Status, report, model card, bill of
+    materials, diff and audit all name them."""
     first, _ = go_through(workspace, recipe_file, *KEPT)
     second, _ = go_through(workspace, recipe_file, *KEPT, gate(7.5))
     lines = (

@@ -1,4 +1,4 @@
-"""People get messages about a run, from real servers on loopback: Apprise's webhook and e-mail."""
+"""People get messages about a run, which Apprise sends as webhook calls and e-mail to real servers on loopback."""
 
 import email
 import email.policy
@@ -247,7 +247,7 @@ def _content(body: str | bytes) -> dict[str, Any]:
 
 @pytest.fixture
 def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Collect what Apprise's plugins post to services outside: none of it leaves this process."""
+    """Collect what Apprise's plugins post to outside services. None of it leaves this process."""
     found: list[dict[str, Any]] = []
 
     def send_nowhere(
@@ -361,7 +361,8 @@ def test_data_mentions_nobody_and_links_nowhere(
 def test_a_guard_that_fires_is_told_once(
     workspace: Workspace, recipe_file: Path, webhook: Webhook, on: str, titles: list[str]
 ) -> None:
-    """A stage reports all of its firings again and again; a resumed one begins with fewer."""
+    """Each firing is one message, although a stage reports all its firings each time, and a resumed one begins with
+    fewer."""
     first, second = (
         f"guard entropy below 0.1, 3 reports in a row: fired after step {step}" for step in (4, 9)
     )

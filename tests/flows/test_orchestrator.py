@@ -134,7 +134,7 @@ def test_a_closed_gate_keeps_what_depends_on_it_from_starting(
 def test_a_policy_that_learned_nothing_is_said_to_and_passes_no_gate_on_a_difference(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """The evaluation's gate asks for accuracy_gain >= 0, and 0.1 was measured: of one model against itself."""
+    """The evaluation's gate asks for accuracy_gain >= 0. A gain of 0.1 of a model over itself does not open it."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     (workspace.root / "idle.txt").write_text("policy")
     nothing = "learned nothing: the best weights are those of sft"

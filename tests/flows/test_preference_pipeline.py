@@ -1,4 +1,4 @@
-"""Pairs are sampled from a policy, and all stages that learn from pairs use them: real stages at reduced size, without Prefect."""
+"""Pairs are sampled from a policy, and all stages that learn from pairs use them. Stages are real but small."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -52,7 +52,7 @@ def prefect(monkeypatch: pytest.MonkeyPatch) -> Prefect:
 
 @contextmanager
 def reused(workspace: Workspace, recipe: Path) -> Iterator[Run]:
-    """Yield a run that has ended, while its process goes on; it needed no attempt at a stage."""
+    """Yield a run that has reused all of its stages and has ended, while its process goes on."""
     resolved, _ = load_resolved(recipe)
     stages = {step: StageRecord(status="reused") for step in ("sft", "policy")}
     with acquire_run(workspace, resolved, source=str(recipe)) as run:

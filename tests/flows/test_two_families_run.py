@@ -1,4 +1,4 @@
-"""Runs use reward models of other families than the policy: trained from another model, from a folder, and from MLflow."""
+"""Runs use reward models of other families than the policy's, trained from another model or from a folder or MLflow."""
 
 from pathlib import Path
 

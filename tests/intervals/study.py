@@ -47,7 +47,7 @@ class Case:
 
     @cached_property
     def truth(self) -> float:
-        """The true value of the metric; computed when it is asked for, since tests are collected by their names alone."""
+        """The true value of the metric, computed at first use: collecting the tests needs only their names."""
         return self.exact() if callable(self.exact) else self.exact
 
 
@@ -96,7 +96,10 @@ def _outcomes(
 ) -> tuple[np.ndarray, torch.Tensor]:
     """Return an outcome for each row, a number from 0 on, and the rows' prompts.
 
-    `rows` of a prompt, 0: unequal. A row has its prompt's own outcome with a chance of √alike, else an independent one.
+    A row has its prompt's own outcome with probability √alike, else an independent one.
+
+    Args:
+        rows: rows of each prompt; 0: unequal numbers.
     """
     sizes = _sizes(rng, n, rows)
     clusters = np.repeat(np.arange(n), sizes)
@@ -263,7 +266,8 @@ def score(n: int, *, rows: int = 1) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """Yield the cases of the table: sizes of 2 to 300, all right and all wrong, ties, and clusters of one and of unequal size."""
+    """Yield the cases of the table: each metric, with 2 to 300 prompts of one row, several or unequal numbers of
+    rows."""
     for n, lost in ((2, 0.02), (4, 0.02), (16, 0.1), (64, 0.05), (256, 0.02), (300, 0.01)):
         yield paired(n, 0.0, lost)
         yield paired(n, 0.02, 0.02)

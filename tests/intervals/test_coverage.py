@@ -37,7 +37,7 @@ def of_pairs(gained: int, lost: int, n: int) -> tuple[float, Uncertainty]:
 
 
 def lower_bounds(n: int, metric: str) -> np.ndarray:
-    """Return the lower bound for every number of gained (rows) and lost (columns) pairs; NaN beyond n."""
+    """Return the lower bound for every number of gained (rows) and lost (columns) pairs, NaN where these exceed n."""
     bounds = np.full((n + 1, n + 1), np.nan)
     for gained in range(n + 1):
         for lost in range(n + 1 - gained):
@@ -108,7 +108,8 @@ def of_share(right: int, n: int, rows: int) -> tuple[float, float]:
 @pytest.mark.parametrize("rows", [1, 2, 8])
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 12, 20, 60, 250])
 def test_a_gate_on_a_share_opens_by_chance_as_rarely_as_it_says(n: int, rows: int) -> None:
-    """Exactly, by binomial chances: Wilson's interval alone opens in 9.5 % (20 prompts, 0.01 right) and 11 % (12 of 2 rows)."""
+    """By exact binomial probabilities, the gate opens by chance in at most 2.9 % of cases. With Wilson's interval alone
+    it would in 9.5 % (20 prompts, 0.01 right) and 11 % (12 prompts of 2 rows)."""
     ends = np.array([of_share(right, n, rows) for right in range(n + 1)])
     for truth in (*SHARES, *(1 - share for share in SHARES)):
         chances = binom.pmf(np.arange(n + 1), n, truth)
@@ -141,7 +142,7 @@ def test_so_does_one_on_rows_of_a_prompt_that_are_independent(rows: int, n: int)
 
 
 def test_a_share_that_an_earlier_version_judged_is_judged_by_wilsons_interval() -> None:
-    """One right of 20: Wilson's lower end is 0.0083 with t, the exact one 0.0013."""
+    """With one right answer of 20, Wilson's interval (with t) begins at 0.0083, and the exact one at 0.0013."""
     known = {"accuracy": Uncertainty(n=20, rows=20, standard_error=math.sqrt(0.05 * 0.95 / 19))}
     gate = Gate(metric="accuracy", at_least=0.005, confidence=0.95)
     now = check_gate(gate, {"accuracy": 0.05}, known)
@@ -154,10 +155,10 @@ def test_a_share_that_an_earlier_version_judged_is_judged_by_wilsons_interval() 
 
 
 def test_the_score_interval_is_tangos() -> None:
-    """The ends of the interval are where the score of the difference has the size t, which the test finds by another
-    method: it maximises the likelihood under the difference numerically.
+    """At the ends of the interval the score of the difference has the size t. The test confirms this by another method:
+    it maximises the likelihood under the difference numerically.
 
-    12 gained and 4 lost of 40; at each end the likelihood is greatest at a share lost that scipy finds.
+    Of 40 pairs 12 are gained and 4 lost. At each end scipy finds the share of lost pairs with the greatest likelihood.
     """
     from scipy.optimize import minimize_scalar
     from scipy.stats import t as student
@@ -205,7 +206,8 @@ def test_a_gate_opens_by_chance_as_rarely_as_it_says(case: Case, monkeypatch: py
 
 
 def test_the_wider_end_is_taken() -> None:
-    """12 gained and 4 lost of 40, by hand: p = 13/42, q = 5/42, p − q = 8/42, variance (18/42 − (8/42)²)/42 = 0.0093402."""
+    """With 12 gained and 4 lost of 40 pairs, p = 13/42, q = 5/42 and p − q = 8/42, so the variance is
+    (18/42 − (8/42)²)/42 = 0.0093402."""
     low, high = bonett_price(8 / 40, 16 / 40, 40, 2.0)
     assert (low, high) == pytest.approx(
         (8 / 42 - 2 * math.sqrt(0.0093402), 8 / 42 + 2 * math.sqrt(0.0093402)), abs=1e-6

@@ -443,7 +443,7 @@ class TestStop:
         wait_for(lambda: not any(is_alive(int(pid)) for pid in working.read_text().split()))
 
     def test_an_error_of_the_caller_leaves_no_process(self, tmp_path: Path) -> None:
-        """Neither the stage nor what it started survives, in whichever session, and the launcher forgets the stage."""
+        """The stage and all that it started end, whatever session they are in, and the launcher forgets the stage."""
         working = tmp_path / "scratch" / "working"
         before = set(launching._stages)
         daemons = []

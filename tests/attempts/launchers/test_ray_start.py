@@ -1,4 +1,5 @@
-"""Stages of several nodes, tested without a cluster: which nodes they wait for, how ranks are placed, and what their end means."""
+"""Stages of several nodes, tested without a cluster, wait for their nodes, place their ranks and report how they
+end."""
 
 import os
 import re

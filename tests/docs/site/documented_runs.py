@@ -77,7 +77,7 @@ ELSEWHERE = {
 
 
 def shown_commands() -> Iterator[str]:
-    """Yield each command that a page shows whole, once: lines of blocks, and mentions that lack no argument."""
+    """Yield once each command that a page shows whole: lines of code blocks, and mentions that lack no argument."""
     found: dict[str, None] = {}
     for page in pages():
         for command, is_line in commands(page.read_text(encoding="utf-8")):

@@ -92,7 +92,7 @@ def here(scene: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def asking(original: Path, tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Path:
-    """Return the workspace of a run that waits for a person; for reading only."""
+    """Return the workspace of a run that waits for a person. Tests may only read it."""
     workspace = Workspace(tmp_path_factory.mktemp("asking") / "workspace")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", ledger_database)

@@ -107,7 +107,7 @@ def test_a_preempted_attempt_keeps_its_checkpoints_here(
 def test_a_long_log_is_sent_seldom_and_whole_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beats of 0.02 s: a log of 10,000 times the size is sent at once, and then not before 200 s have passed."""
+    """With a beat every 0.02 s, a log of 10,000 times the usual size is sent at once, and not again for 200 s."""
     monkeypatch.setattr(attempt_flow, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(attempt_flow, "LOG_BYTES", 10)
     messages, log = messages_of(MemoryStore(), "0" * 64, 1), tmp_path / "log.txt"

@@ -254,7 +254,12 @@ def ask_after_another_run(
     *,
     deleted: str = "",
 ) -> tuple[_Attempt, list[str], Messages]:
-    """Return what a run of pool big makes of a request whose flow run is not there yet; and the pools where it started one."""
+    """Let a run of pool ``big`` ask for an attempt that another run has requested, whose flow run does not exist yet.
+    Returns its attempt, the pools in which it started a flow run, and the messages of the first request.
+
+    Args:
+        deleted: a pool that Prefect no longer has.
+    """
     remote = MemoryStore()
     first = messages_of(cast(Any, remote), KEY, 1)
     first.create("request.json", asked.model_dump_json().encode())

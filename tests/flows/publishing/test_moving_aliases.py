@@ -1,4 +1,4 @@
-"""People move aliases after a run has ended: checks, records, and what is refused; with a real MLflow."""
+"""People move aliases after a run has ended. Movements are checked, and recorded or refused; MLflow is a real one."""
 
 import json
 import shutil

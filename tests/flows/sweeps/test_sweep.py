@@ -98,14 +98,14 @@ def test_the_interval_is_students(differences: list[float], centre: float, margi
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_corrected_intervals_hold_together(count: int) -> None:
-    """With two degrees of freedom t(p) = (2p − 1)/√(2p(1 − p)), at p = 1 − 0.025/m."""
+    """The interval has t at p = 1 − 0.025/m, which for two degrees of freedom is (2p − 1)/√(2p(1 − p))."""
     p = 1 - 0.025 / count
     margin = (2 * p - 1) / math.sqrt(2 * p * (1 - p)) / math.sqrt(3)
     assert interval([1.0, 2.0, 3.0], comparisons=count) == pytest.approx((2.0, 2.0 - margin, 2.0 + margin))
 
 
 def test_a_sweep_corrects_for_its_arms_and_measures() -> None:
-    """Three arms and two measures: four comparisons with the baseline. The table's own sentence gives the number."""
+    """Three arms and two measures make four comparisons with the baseline. The table's text gives this number."""
     plain = sweep_of("a", "b", "c")
     assert plain.comparisons == 1 and "correct" not in plain.model_dump()
     other = Measure(stage="policy", metric="test_score")
