@@ -162,8 +162,7 @@ def test_the_gap_is_the_definition_whatever_stands_outside_the_mask(seed, scale)
 
 
 def test_the_mean_ratio_hides_another_temperature_and_the_gap_does_not():
-    """20,000 tokens are sampled at T = 0.7 and read at T = 1: the ratio has expectation 1, yet the mean |Δ| is not
-    0."""
+    """Tokens are sampled at T = 0.7 and read at T = 1: the ratio has the expectation 1, yet the mean |Δ| is not 0."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(20_000, 50, generator=generator, dtype=torch.float64) * 2
     sampler, trainer = ((logits / temperature).log_softmax(dim=-1) for temperature in (0.7, 1.0))

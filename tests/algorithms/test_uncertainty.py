@@ -60,8 +60,7 @@ def test_the_order_of_rows_and_the_numbers_of_prompts_change_nothing() -> None:
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
 def test_the_error_that_is_told_is_the_true_spread(correlation: float) -> None:
-    """In 4,000 experiments of 100 prompts with 4 correlated responses each, the reported error is the means' true
-    spread.
+    """In 4,000 experiments of 100 prompts with 4 correlated responses each, the reported error is the means' spread.
 
     An estimate for independent rows would report σ/√400 = 0.05 whatever the correlation; the true spread is
     0.05·√(1 + 3·correlation).

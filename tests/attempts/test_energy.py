@@ -48,8 +48,7 @@ class Zones:
 
 
 class Nvml(SimpleNamespace):
-    """NVML's millijoules of each GPU since its driver was loaded, by index and UUID; None for a GPU without a
-    counter."""
+    """NVML's millijoules of each GPU since its driver was loaded, by index and UUID; None without a counter."""
 
     def __init__(self, **gpus: int | None) -> None:
         super().__init__(gpus=gpus, open=0)

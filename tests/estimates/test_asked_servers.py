@@ -105,8 +105,7 @@ def test_judges_of_one_name_are_entries_of_their_own() -> None:
 
 
 def test_a_served_teacher_is_asked_about_every_rollout_and_the_last_test() -> None:
-    """The teacher is asked about 3 rollouts of 32 and 8 test responses. It takes no memory, and nothing samples from
-    it."""
+    """The teacher is asked about 3 rollouts of 32 and 8 test responses. It takes no memory, and samples nothing."""
     plain = yaml.safe_load(TEXT)
     plain["rewards"] = {"main": {"terms": [{"verifier": "arithmetic"}]}}
     student = {

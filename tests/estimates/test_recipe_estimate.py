@@ -332,8 +332,7 @@ def test_a_response_is_as_long_as_the_demonstrations_or_the_limit(every_kind: Re
 def test_other_models_have_their_own_size_and_those_of_an_evaluation_are_held_in_turn(
     tmp_path: Path,
 ) -> None:
-    """A Llama with tied embeddings has V·h weights in them, 4h² + 3·h·i + 2h in each of 2 layers and h in the last
-    norm."""
+    """A Llama with tied embeddings has V·h weights there, 4h² + 3·h·i + 2h in each of 2 layers, and h in the norm."""
     llama = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
              "num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(llama))

@@ -22,8 +22,7 @@ pytestmark = pytest.mark.slow
 def test_a_gate_extends_its_stage_in_prefects_flow_although_its_process_is_killed(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """The process of the second part dies in its second step. The same run attempts that part again, from its
-    beginning."""
+    """The process of the second part dies in its second step, and the same run attempts that part again."""
     workspace.root.mkdir(parents=True)
     (workspace.root / KILLED).write_text("5")
     (workspace.root / REALLY).touch()

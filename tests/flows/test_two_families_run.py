@@ -1,4 +1,4 @@
-"""Runs use reward models of other families than the policy's, trained from another model or from a folder or MLflow."""
+"""Runs use reward models of other families than the policy's: trained from another model, a folder and MLflow."""
 
 from pathlib import Path
 

@@ -266,8 +266,7 @@ def score(n: int, *, rows: int = 1) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """Yield the cases of the table: each metric, with 2 to 300 prompts of one row, several or unequal numbers of
-    rows."""
+    """Yield the cases of the table: each metric, with 2 to 300 prompts of one row, of several or of unequal numbers."""
     for n, lost in ((2, 0.02), (4, 0.02), (16, 0.1), (64, 0.05), (256, 0.02), (300, 0.01)):
         yield paired(n, 0.0, lost)
         yield paired(n, 0.02, 0.02)

@@ -25,7 +25,7 @@ sys.exit(0 if ledger.close(120.0) else 1)
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a workspace's database as two processes made it that started at once; for reading only."""
+    """Return the database that two processes made which started at once in one workspace. Tests may only read it."""
     return made_once(tmp_path_factory, "ledger-database", make_database) / "mlflow.db"
 
 

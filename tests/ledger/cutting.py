@@ -44,7 +44,7 @@ class Cutting:
 
 
 class Racing(Cutting):
-    """A client that looks for versions in the moment before another process creates one."""
+    """A client whose first search finds no version, as if it came just before another process created one."""
 
     def __init__(self, client: MlflowClient, *, cut_at: int) -> None:
         super().__init__(client, cut_at=cut_at)

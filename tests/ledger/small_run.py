@@ -87,7 +87,7 @@ JOURNAL_CURVE = [(step, 1700000000500 + 1000 * step, 2.0 / (step + 1)) for step 
 
 
 def responses(folder: Path) -> Path:
-    """Return what an evaluation keeps: every response of both models, row by row."""
+    """Write the responses of both models as an evaluation keeps them, row by row, and return the folder."""
     folder.mkdir(exist_ok=True)
     for role, response, judgement in (("baseline", "2|3", 0.0), ("candidate", "#2\u4e2d", 1.0)):
         row = {"prompt": "1+1?", "response": response, "ended": True, "judgement": judgement}

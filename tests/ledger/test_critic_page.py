@@ -16,7 +16,7 @@ VOID = {"meta", "path", "rect", "use", "circle", "line"}
 
 
 class Page(HTMLParser):
-    """Tags, texts and references of a page; every tag must be closed in its turn."""
+    """Tags, texts and references of a page, whose tags must be closed in the right order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def test_lineage_up_and_down(run: RunEntry) -> None:
 
 
 def test_measurements_have_intervals_by_students_t(run: RunEntry) -> None:
-    """A mean over 4 prompts with a standard error of 0.1: 0.5 ± 0.1 · t(0.975, 3) = 0.5 ± 0.3182."""
+    """A mean of 0.5 over 4 prompts with a standard error of 0.1 is shown as 0.5 ± 0.1 · t(0.975, 3) = 0.5 ± 0.3182."""
     lines = card_sections(run, "policy", {})["Measured"]
     assert lines[2:] == ["| evaluation | score | 0.5 | 0.1818 to 0.8182 | 4 |"], "estimates alone"
     assert card_sections(run, "sft", {})["Measured"][2:] == ["| sft | validation_nll | 0.5 | – | – |"]
@@ -190,7 +190,7 @@ def test_the_card_of_a_reused_model_names_the_run_that_made_it(run: RunEntry) ->
 def test_a_score_that_rose_while_the_accuracy_fell_is_a_limit(
     run: RunEntry, score: float, accuracy: float, told: bool
 ) -> None:
-    """Standard errors of 0.01 over 400 prompts: intervals of ± 0.02."""
+    """Standard errors of 0.01 over 400 prompts give intervals of ± 0.02."""
     known = Uncertainty(n=400, rows=400, standard_error=0.01)
     gains = {"score_gain": score, "accuracy_gain": accuracy}
     uncertainty = {"score_gain": known, "accuracy_gain": known.model_copy(update={"differing": 0.04})}

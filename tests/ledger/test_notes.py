@@ -96,7 +96,7 @@ def test_a_run_of_an_earlier_version_has_no_verdict_on_its_page() -> None:
 
 
 def test_numbers_have_four_digits_units_and_intervals() -> None:
-    """Expected by hand: 0.040193588 to four digits; the interval is t at 95 %, 1.96 standard errors for so many prompts."""
+    """0.040193588 is shown with four digits. With so many prompts its interval at 95 % is ± 1.96 standard errors."""
     assert FINISH_STAGE.artifact is not None
     known = Uncertainty(n=100_000, rows=100_000, standard_error=0.001)
     measured = FINISH_STAGE.artifact.model_copy(

@@ -19,7 +19,7 @@ SUMS = {1: "b332980d3e716f11fc16839e7a425d2cd70ffc712d5dc64751ffc76eed6f9528"}
 
 
 def texts(entry: RunEntry) -> list[str]:
-    """Return pages of a run and of its stages: made, reused, failed, and with a report, a bill and a publication."""
+    """Return pages of stages that were made, reused or failed, and of runs with and without report and publication."""
     policy = entry.stages["policy"]
     assert policy.artifact is not None
     links = {artifact_key(policy.artifact): Link(run="#/run", run_name="policy of run 0001", model="#/model")}

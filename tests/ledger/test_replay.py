@@ -13,7 +13,7 @@ def digest(*lines: bytes) -> str:
 
 
 def test_lines_before_the_first_of_a_chain_may_be_without() -> None:
-    """An earlier version wrote them; they are in the first digest all the same."""
+    """Lines that an earlier version wrote have no digest of the lines before them. The first digest covers them too."""
     chain = _Chain()
     assert not chain.add(1, b"one\n", {})
     assert chain.add(2, b"two\n", {BEFORE: digest(b"one\n")})

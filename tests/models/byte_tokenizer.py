@@ -1,4 +1,4 @@
-"""Make a tokenizer: byte-level BPE with ChatML's special tokens and its template."""
+"""Make a tokenizer of byte-level BPE with ChatML's special tokens and template."""
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

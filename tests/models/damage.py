@@ -1,4 +1,4 @@
-"""Damage a Hugging Face folder: by hand, each with the message about it, and at random, by a number."""
+"""Damage a Hugging Face folder in listed ways, each with the message that it causes, or at random by a number."""
 
 import json
 import random
@@ -138,7 +138,7 @@ _VALUES: tuple[object, ...] = (
 
 
 def at_random(folder: Path, number: int) -> str:
-    """Damage a folder in one to three places, the same for the same number; what was done, in words."""
+    """Damage a folder in one to three places, which depend on the number alone. Returns in words what was done."""
     chance = random.Random(number)
     return "; ".join(_once(folder, chance) for _ in range(chance.choice((1, 1, 1, 2, 3))))
 

@@ -1,4 +1,4 @@
-"""Small GGUF files of a Llama with random weights, and damage to their headers."""
+"""Write small GGUF files of a Llama with random weights, and damage their headers."""
 
 import struct
 from collections.abc import Callable, Mapping

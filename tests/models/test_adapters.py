@@ -144,7 +144,8 @@ def test_merged_weights_are_those_worked_out_by_hand(tiny: Path, adapter: Path, 
 
 
 def test_one_step_of_sgd_is_that_of_the_two_factors_by_hand(tiny: Path) -> None:
-    """loss = Σ C·y, y = (W + 2·B·A)·x: dB = 2·C·xᵀ·Aᵀ summed over tokens; dA = 2·Bᵀ·C·xᵀ, 0 while B is 0."""
+    """For loss = Σ C·y with y = (W + 2·B·A)·x the gradients, summed over tokens, are dB = 2·C·xᵀ·Aᵀ and
+    dA = 2·Bᵀ·C·xᵀ, which is 0 while B is 0."""
     model = load_stored_policy(ModelFiles(tiny), training=TRAINING).double()
     layer = model.model.layers[0].mlp.up_proj
     x, c = torch.randn(5, 128, dtype=torch.float64), torch.randn(5, 256, dtype=torch.float64)

@@ -365,7 +365,8 @@ def test_logits_of_each_model_are_computed_once_and_again_backward_only_where_th
 
 
 def test_logits_are_kept_only_where_something_learns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four chunks: of a pass without gradients, one is there when the next is computed; of one with them, all before it."""
+    """While one of four chunks is computed, a pass without gradients keeps only the logits of the chunk before it, and
+    a pass with gradients those of all chunks before it."""
     alive: list[int] = []
     seen: list[weakref.ref[Tensor]] = []
 

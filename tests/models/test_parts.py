@@ -98,7 +98,7 @@ def test_every_family_finds_what_it_finds_in_rows_of_their_own(
 
 
 def test_what_is_computed_is_counted(sequences: Sequences, tmp_path: Path) -> None:
-    """Counts equal those by hand: three prompts of at most 21 positions, and parts of 4 times 7 and 4 times 30."""
+    """The passes read three prompts of at most 21 positions, and parts of 4 rows of 7 and 4 rows of 30 positions."""
     build_builtin("tiny", tmp_path, seed=0)
     model = load_policy(tmp_path)
     taken_counts()

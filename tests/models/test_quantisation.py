@@ -29,7 +29,7 @@ def plain(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase) -> Path:
 
 
 def grid() -> np.ndarray:
-    """Return NF4's 16 values as QLoRA's paper has them (eq. 4, appendix E): quantiles of N(0, 1), 8 below 0, 0, and 7
+    """Return NF4's 16 values as QLoRA's paper has them (eq. 4, appendix E): quantiles of N(0, 1), 7 below 0, 0, and 8
     above.
     """
     offset = (1 - 1 / (2 * 15) + 1 - 1 / (2 * 16)) / 2  # the mean of the outermost ones for 15 and 16 values

@@ -171,8 +171,8 @@ def test_responses_are_those_of_the_plain_loop(
 def test_in_bfloat16_log_probabilities_are_those_of_the_trainer(
     weights: torch.dtype, name: str, replays: None
 ) -> None:
-    """The trainer reads whole texts, without the sampler's cache and mask; both with autocast and with weights in
-    bfloat16.
+    """The trainer reads whole texts, without the sampler's cache and mask. The two agree both under autocast and with
+    weights in bfloat16.
     """
     model = built(REPLAYED[name])
     model.to(dtype=weights)  # type: ignore[call-arg]
@@ -405,7 +405,7 @@ def test_the_plain_loop_goes_on_from_where_a_capture_fails(
 def test_a_step_that_is_wrong_is_found_at_its_first_token(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One capture replays nothing, and another replays a step of other positions."""
+    """A graph that replays nothing is found, and so is one that replays a step at other positions."""
 
     class Nothing(Uncaptured):
         def __call__(self, step: Step, *, restore: Step) -> Step:

@@ -120,7 +120,8 @@ def test_the_same_prompt_several_times_gives_different_samples(tiny_policy: PreT
 def test_a_prompt_is_read_once_whatever_number_of_responses_it_has(
     size: int | None, tiny_policy: PreTrainedModel
 ) -> None:
-    """Three responses to each of two prompts: passes over 2 prompts, then over 6 tokens; in batches of four, over 2 and 1."""
+    """With three responses to each of two prompts, the first pass reads 2 prompts, and each later one a token of each
+    of 6 rows. In batches of four rows, the first passes read 2 prompts and 1, and the later ones 4 rows and 2."""
     prompts = [[1, 5, 6, 7]] * 3 + [[1, 9]] * 3
     rows: list[tuple[int, int]] = []
     seen = tiny_policy.register_forward_pre_hook(

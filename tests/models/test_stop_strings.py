@@ -217,7 +217,7 @@ def prompts_of(name: str) -> list[list[int]]:
 
 
 def parts_of(texts: Sequence[str]) -> list[str]:
-    """Stop strings: some characters of each text, from different places."""
+    """Return stop strings: a few characters from the middle of a piece of each of the first four texts."""
     runs = [[run for run in text.split("\N{REPLACEMENT CHARACTER}") if run] for text in texts[:4]]
     return list(
         dict.fromkeys(found[len(found) // 2][:size] for found, size in zip(runs, (1, 3, 2, 4), strict=True))

@@ -63,7 +63,7 @@ class Mutation:
 
     @property
     def digest(self) -> str:
-        """sha256 of all fields: another text or another test makes another mutation."""
+        """The sha256 of all fields, so that a mutation with another text or other tests counts as another one."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
@@ -245,14 +245,14 @@ def _in_the_copy(folder: Path, arguments: Sequence[str], log: Path, plugin: obje
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a mutation."""
+    """The result of trying a mutation."""
 
     outcome: str
     seconds: float
     tests: tuple[str, ...]
-    """Those that failed: the one that noticed it."""
+    """Tests that failed, and so noticed the mutation."""
     told: str = ""
-    """Why none did."""
+    """Why no test noticed it."""
 
 
 @contextmanager
@@ -364,10 +364,10 @@ def run_all(
     options: Sequence[str] = (),
     bare: bool = False,
 ) -> int:
-    """Try those that have no result yet. Returns the exit code: 0 if every mutation is killed.
+    """Try the mutations that have no result yet. Returns the exit code: 0 if every mutation is killed.
 
     Args:
-        options: of pytest, before the tests.
+        options: arguments of pytest that come before the tests.
         bare: the tests need no library beside pytest.
     """
     warm_up(with_libraries=not bare)
@@ -469,7 +469,7 @@ def shard(mutations: Sequence[Mutation], text: str) -> list[Mutation]:
 
 
 def selected(mutations: Iterable[Mutation], patterns: Sequence[str]) -> list[Mutation]:
-    """Return the mutations whose name matches a pattern; without patterns, all."""
+    """Return the mutations whose names match one of the patterns, or all of them without patterns."""
     return [m for m in mutations if not patterns or any(fnmatch.fnmatch(m.name, each) for each in patterns)]
 
 

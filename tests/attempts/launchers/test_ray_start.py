@@ -1,5 +1,4 @@
-"""Stages of several nodes, tested without a cluster, wait for their nodes, place their ranks and report how they
-end."""
+"""Stages of several nodes wait for nodes, place their ranks and report how they end; tested without a cluster."""
 
 import os
 import re

@@ -59,7 +59,7 @@ def test_an_artifact_that_no_run_of_the_server_made_is_recorded_where_it_is_reus
 
 
 def test_a_parent_is_the_stage_that_is_read_also_where_another_came_out_the_same(workspace: Path) -> None:
-    """The policy learned nothing: its artifact has the very digest of SFT's, under a stage key of its own."""
+    """A policy that learned nothing has an artifact with the same digest as SFT's, under a stage key of its own."""
     same = SFT.model_copy(update={"files_digest": sha("weights")})
     policy = same.model_copy(update={"stage_key": sha("key of policy"), "parents": {"init": same.digest}})
     policy_inputs = {"init": Input(stage="sft", artifact=same)}

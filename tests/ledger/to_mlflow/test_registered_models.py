@@ -201,7 +201,7 @@ def test_a_kill_while_publishing_leaves_one_whole_version(workspace: Path, polic
 
 @pytest.mark.slow
 def test_a_kill_between_a_second_version_and_its_deletion_leaves_one(workspace: Path, policy: Path) -> None:
-    """The second process looks for a version in the moment before the first one creates it, and creates another."""
+    """The second process looks for a version just before the first process creates it, and so creates another."""
     made = publish_once(workspace, policy)
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
         ledger.open_run(OTHER_RUN_ID, "tiny", {})
@@ -260,7 +260,7 @@ def copy_of(workspace: Path, made: Any) -> Path:
 
 
 def flip(file: Path) -> None:
-    """Flip a bit of a file; its size stays."""
+    """Flip one bit of a file, which keeps its size."""
     file.chmod(0o644)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

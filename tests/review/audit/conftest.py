@@ -143,7 +143,7 @@ def _copied(original: Path, folder: Path) -> Case:
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a recipe, its data, and the workspace of a run of it; for reading only."""
+    """Return a folder with a recipe, its data, and the workspace of a run of it. Tests may only read it."""
     return made_once(tmp_path_factory, "audited", lambda folder: _run_of(RECIPE, folder))
 
 

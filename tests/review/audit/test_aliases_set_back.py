@@ -84,7 +84,7 @@ def is_publication(line: bytes) -> bool:
 
 
 def nothing(place: SetBack) -> None:
-    """Damage nothing: the second run's records say what is wrong."""
+    """Damage nothing, since the second run's records already show what is wrong."""
 
 
 def not_sent(place: SetBack) -> None:

@@ -1,4 +1,4 @@
-"""An audit checks what people and keys decided about a model: approvals, alias movements by hand and by command, signatures, removals."""
+"""An audit checks decisions about a model: approvals, moved aliases, signatures and removals."""
 
 from functools import cached_property
 from pathlib import Path
@@ -87,7 +87,7 @@ def is_clean(report: AuditReport) -> bool:
 
 
 def test_a_published_model_is_audited_with_the_gates_that_were_loosened_for_it(place: Place) -> None:
-    """The run that made the model is the one whose gate closed; the one that published it asked less."""
+    """A first run made the model, and its gate closed. A second run asked for less and published the model."""
     closed = place.run("publish=[]")
     loosened = place.run("publish.0.approve=false", "stages.sft.gate.at_most=5")
     assert loosened.status == "completed"

@@ -70,7 +70,7 @@ def run_in(folder: Path, *overrides: str, name: str = "workspace") -> Workspace:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that a guard ended early; for reading only."""
+    """Return the folder of a run that a guard ended early. Tests may only read it."""
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:

@@ -97,7 +97,7 @@ def test_a_run_leaves_the_other_tables_empty(case: Case) -> None:
 
 
 def test_columns_that_are_not_compared_change_nothing(short_case: Case) -> None:
-    """All of them at once: an audit of each alone would end with 0 as well."""
+    """All such columns are changed at once, because an audit of each alone would end with 0 as well."""
     columns = [each for each, outcome in documented().items() if outcome == "not compared"]
     for column in sorted(columns, key="runs.name".__eq__):  # rows are chosen by this column, so it comes last
         change(short_case.workspace.root / "mlflow.db", column)

@@ -35,7 +35,9 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def restored(
     empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Golden], Evidence]:
-    """Restore a golden file into a workspace: its outboxes, and by MLflow's own client what MLflow contained."""
+    """Return a function that restores a golden file's outboxes into a workspace, and its contents of MLflow by MLflow's
+    own client.
+    """
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def evidence_of(golden: Golden) -> Evidence:

@@ -103,7 +103,8 @@ def test_a_page_of_another_wording_could_not_be_compared(case: Case) -> None:
 
 
 def test_a_run_of_several_processes_has_the_pages_of_the_last(case: Case) -> None:
-    """Another seed: nothing is reused. The first process ends before the policy, with a page of what was done by then."""
+    """With another seed nothing is reused. The first process ends before the policy, and its page shows the steps until
+    then."""
     run_once(case.workspace, case.original / "fake.yaml", "seed=18", until="policy")
     under_way = read_runs(case.workspace)[0]
     early = case.select(f"SELECT value FROM tags WHERE {of('the run')} AND value LIKE '%running%'")

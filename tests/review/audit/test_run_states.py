@@ -101,7 +101,7 @@ def status_in_mlflow(case: Case) -> None:
 
 
 def two_lines_swapped(case: Case) -> None:
-    """Swap two lines: every line is as it was, and as many bytes were sent."""
+    """Swap two lines. No line changes, and neither does the number of bytes that were sent."""
     lines = case.outbox.read_bytes().splitlines(keepends=True)
     at = next(at for at, line in enumerate(lines) if json.loads(line)["operation"] == "record_verdicts")
     lines[at], lines[at + 1] = lines[at + 1], lines[at]

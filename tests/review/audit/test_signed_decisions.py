@@ -39,7 +39,7 @@ SIGNED = f"{RECIPE}sign: {{key: key.pem}}\n"
 
 
 class SignedPlace(Place):
-    """A workspace whose recipe signs."""
+    """A workspace whose recipe signs its artifacts."""
 
     def __init__(self, folder: Path, original: Path | None = None) -> None:
         """Publish in a new place. ``original``: the folder that has the recipe already; None: a recipe that does not
@@ -108,7 +108,7 @@ def published(place: SignedPlace, *overrides: str) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return two published runs, of which the alias was moved back to the first; for reading only."""
+    """Return the folder of two published runs, whose alias was moved back to the first. Tests may only read it."""
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
