@@ -170,7 +170,9 @@ def _files(finished: Finished) -> dict[str, tuple[Path, Callable[[], object]]]:
 
 
 def trial(number: int, kind: str, finished: Finished) -> str:
-    """Damage one record by the number and read it; return ``read``, or what refused it. Anything but a ValueError escapes."""
+    """Damage one record by the number and read it. Returns ``read``, or the name of the ValueError that refused it; any
+    other error escapes.
+    """
     path, read = _files(finished)[kind]
     content, mode = path.read_bytes(), path.stat().st_mode
     chance = random.Random(f"{kind}:{number}")

@@ -195,7 +195,7 @@ def test_what_is_refused(waiting: Workspace, subject: str, changes: dict[str, ob
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a run that waits; for reading only."""
+    """Return the workspace of a run that waits for an answer. Tests may only read it."""
     folder = tmp_path_factory.mktemp("waiting")
     (folder / "asking.yaml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patched:

@@ -79,7 +79,7 @@ def test_a_length_of_time_is_told_in_two_figures(seconds: float, said: str) -> N
 
 
 def test_a_bar_of_slow_iterations_tells_time_left_at_any_width() -> None:
-    """An iteration of 45 s: rich's own column forgets steps after 30 s and would show nothing."""
+    """An iteration takes 45 s. The time column of rich would show nothing, since it forgets steps after 30 s."""
     for width in (80, 160):
         printed = io.StringIO()
         screen = Screen(Console(file=printed, width=width, force_terminal=True))

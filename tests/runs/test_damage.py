@@ -38,7 +38,7 @@ def object_of(workspace: Workspace, run_id: str, step: str) -> Path:
 
 
 def flip(file: Path) -> None:
-    """Flip a bit of a file; its size stays."""
+    """Flip one bit of a file, which keeps its size."""
     file.chmod(0o644)
     content = bytearray(file.read_bytes())
     content[0] ^= 1

@@ -48,7 +48,7 @@ STATUS = Command("status", (RunNamed,))
 
 
 class Models:
-    """Registered models; it remembers what it was asked."""
+    """A stand-in for registered models that remembers what it was asked."""
 
     def __init__(self, *known: str, is_dead: bool = False) -> None:
         self.known = known

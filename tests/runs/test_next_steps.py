@@ -106,7 +106,7 @@ def test_the_threshold_that_is_offered_would_be_met(measured: float, side: str) 
 
 @pytest.mark.parametrize("side", ["at_least", "at_most"])
 def test_of_a_gate_with_confidence_the_bound_of_the_interval_would_meet_it(side: str) -> None:
-    """0.583 of 35 prompts, far from sure: a threshold of 0.58 would stay closed."""
+    """A win rate of 0.583 over 35 prompts has a wide interval, so a threshold of 0.58 would not open the gate."""
     metrics, uncertainty = {"win_rate": 0.583}, {"win_rate": Uncertainty(n=35, rows=35, standard_error=0.083)}
     gate = {"metric": "win_rate", side: 0.9 if side == "at_least" else 0.1, "confidence": 0.95}
     verdict = check_gate(Gate.model_validate(gate), metrics, uncertainty)

@@ -114,7 +114,7 @@ def test_an_answer_to_another_question_is_none(copied: Workspace) -> None:
 def test_the_answer_of_another_run_is_none_of_this_one(
     copied: Workspace, waiting: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The two questions are equal: the same artifact, the same verdict."""
+    """The two runs ask the same question, about the same artifact and verdict."""
     first = only(copied)
     approval, _ = answer(copied, first.run_id, "sft", approved=True, by="ada", reason="the slice is small")
     assert approval.run_id == first.run_id

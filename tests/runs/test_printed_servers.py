@@ -32,7 +32,7 @@ def usual_ports_are_taken() -> Iterator[None]:
 
 @contextmanager
 def started(command: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a printed line in a shell of a stranger: none of our variables, another folder."""
+    """Run a printed line as a stranger would, without our variables and in another folder. Yields its process."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
     }

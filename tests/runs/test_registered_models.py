@@ -1,4 +1,4 @@
-"""A verdict compares with a registered model of MLflow: real stages at reduced size, and a real MLflow."""
+"""A verdict compares a policy with a registered model of a real MLflow; the stages are real but small."""
 
 import io
 import json

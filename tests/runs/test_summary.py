@@ -41,7 +41,8 @@ KNOWN = {
 
 
 def test_each_number_has_its_interval() -> None:
-    """Wilson's of 233, 255 and 256 of 256: 0.870 to 0.940, 0.978 to 0.999 and 0.985 to 1; of the baseline nothing is known."""
+    """Wilson's intervals of 233, 255 and 256 of 256 are 0.870 to 0.940, 0.978 to 0.999 and 0.985 to 1. The baseline's
+    accuracy has no interval, since its uncertainty is not known."""
     intervals = printed_intervals(EVALUATED, KNOWN, ())
     assert set(intervals) == set(KNOWN)
     low, high = intervals["accuracy_gain"]

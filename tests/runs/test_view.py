@@ -308,9 +308,7 @@ def test_a_run_that_there_is_not(stored: Stored, run_id: str) -> None:
 
 
 def test_curves_and_attempts_of_a_step(stored: Stored) -> None:
-    """The step has two attempts: one from 2 s to 5 s, and one from 6 s whose process died after its measurement at 8.5
-    s.
-    """
+    """The step has an attempt from 2 s to 5 s, and one from 6 s, whose process died after its measurement at 8.5 s."""
     stored.write_outbox(
         opened(stored.run_id),
         begun(1, 2000),

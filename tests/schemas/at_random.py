@@ -195,9 +195,9 @@ def _pair(chance: random.Random) -> tuple[str, Any]:
 
 
 def try_one(number: int, folder: Path) -> str:
-    """Load the recipe or sweep of a number from a file in a folder; how it ended: ``loaded`` or ``refused``.
+    """Load the recipe or sweep of a number from a file in the folder, and return ``loaded`` or ``refused``.
 
-    Whatever is raised but a ``RecipeError`` goes on up, and AssertionError where that is not as it should be.
+    Any other error than a ``RecipeError`` is raised, and AssertionError where a RecipeError is not as it should be.
     """
     chance = random.Random(number)
     given = overrides(chance) if chance.random() < 0.4 else []

@@ -1,4 +1,4 @@
-"""Recipes, sweeps and overrides made at random: every one loads, or is refused with problems; nothing else is raised."""
+"""Recipes, sweeps and overrides made at random load, or are refused with problems. Nothing else is raised."""
 
 from collections import Counter
 from pathlib import Path

@@ -378,7 +378,7 @@ class TestKeys:
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that waits for an answer, its recipe and two keys; for reading only."""
+    """Return the folder of a run that waits for an answer, its recipe and two keys. Tests may only read it."""
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
@@ -534,7 +534,7 @@ class TestCommands:
     """``approve``, ``rollback``, ``sign`` and ``audit`` as a user types them."""
 
     def test_a_key_of_ones_own(self, place: SignedPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ada's key signs no artifact: it is named by --decision-key."""
+        """Ada's key signs decisions and no artifact, so --decision-key names it."""
         where = ("--workspace", str(place.workspace.root))
         release, ada = (place.recipe.with_name(name) for name in ("key.pem.pub", "other.pem"))
         place.run("seed=3")

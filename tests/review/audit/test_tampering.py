@@ -50,7 +50,7 @@ def rewritten_manifest(case: Case) -> None:
 
 
 def rewritten_manifest_and_folder(case: Case) -> None:
-    """Rewrite manifest and folder: the folder gets the new digest's name too, and the ref names it."""
+    """Rewrite the manifest, name the folder after the new digest, and name that in the ref."""
     flip_bit(case.object("data.prompts") / "weights.txt")
     digest = sealed_again(case.object("data.prompts"))
     case.object("data.prompts").rename(case.object("data.prompts").with_name(digest))
@@ -699,7 +699,7 @@ def test_a_source_that_has_changed_is_a_note(case: Case) -> None:
 def test_an_alias_that_was_moved_back_by_hand_is_found(
     case: Case, again: Callable[[Case], RunRecord]
 ) -> None:
-    """A later run moved it on; its first version passed its gates, and still nobody moved it back."""
+    """A later run moved the alias on. The first version passed its gates, yet by no record did anyone move it back."""
     run_once(case.workspace, case.original / "fake.yaml", "stages.policy.seed=5")
     assert case.audit("fake@champion").exit_code == 0
     case.sql("UPDATE registered_model_aliases SET version = 1 WHERE alias = 'champion' AND name = 'fake'")

@@ -185,7 +185,8 @@ def test_a_read_only_copy_can_be_audited(case: Case) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_and_a_retried_run_agree(case: Case, tmp_path: Path) -> None:
-    """Another seed: nothing is reused. One process ends after the reward model, the first attempt at the policy is lost."""
+    """With another seed nothing is reused. One process ends before the value stage, and a second one loses its first
+    attempt at the policy."""
     overrides = ("seed=18",)
     recipe = case.original / "fake.yaml"
     (case.workspace.root / "lose.txt").write_text("policy")

@@ -1,6 +1,6 @@
-"""Make runs of a small recipe whose artifacts are written here and not computed: rows, judged responses, and metrics of them.
+"""Make runs of a small recipe whose artifacts are written here and not computed: rows, judged responses, metrics.
 
-Store, refs, records, keys and verdicts are the real ones; the metrics are ``vantage.algorithms.uncertainty``'s.
+Store, refs, records, keys and verdicts are the real ones, and ``vantage.algorithms.uncertainty`` computes the metrics.
 """
 
 import json
@@ -93,14 +93,14 @@ def make_run(
     installed: Environment | None = None,
     until: str | None = None,
 ) -> RunRecord:
-    """Make a run of the recipe; what the store has already is reused.
+    """Make a run of the recipe, which reuses what the store has already.
 
     Args:
-        judge: of the candidate's responses; the baseline's are all wrong.
-        prompts: of the evaluation.
-        weights: what makes models of the same key other ones.
-        installed: what was; None: not recorded.
-        until: a step that failed, and those after it.
+        judge: judges the candidate's responses; the baseline's are all wrong.
+        prompts: the evaluation's prompts.
+        weights: a text in the models' files, so that models of the same key differ; with one, nothing is reused.
+        installed: the environment to record; None: none is recorded.
+        until: the step that fails; the steps after it are not made.
     """
     resolved, _ = load_resolved(recipe, overrides)
     storage = workspace.storage

@@ -25,7 +25,7 @@ class Tab:
         self._socket = socket
         self._number = 0
         self.session = ""
-        """Of the page, in the browser's own connection."""
+        """The page's session id, which commands carry on the browser's one connection."""
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Tab:
         self.events.clear()
 
     def press(self, key: str, code: int, *, text: str = "") -> None:
-        """Press a key once; ``text``: what it types."""
+        """Press a key once. ``text`` is what it types."""
         for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
             more = {"text": text} if text and kind == "keyDown" else {}
             self.call(

@@ -53,7 +53,7 @@ def test_facts_name_their_place() -> None:
 
 
 def test_energy_of_some_attempts_leaves_the_rest_unknown() -> None:
-    """7,200 J are 2 Wh of one of two attempts; the third attempt, of another step, counted 90 J of the processor."""
+    """One of a step's two attempts measured 7,200 J of GPUs (2 Wh), and the attempt at another step 90 J of the CPU."""
     energy = points(annex_xi(report(2), ModelFacts()))["Section 1, 2 (e)"]
     assert [each.text for each in energy.facts] == ["GPUs: 2 Wh", "Processor: at most 90 J"]
     assert energy.facts[0].source == "ledger, counters of the machine in 2 of 3 attempts"
@@ -63,7 +63,7 @@ def test_energy_of_some_attempts_leaves_the_rest_unknown() -> None:
 
 
 def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
-    """3 × 4 and 5 values in one file, 7 in another: 24."""
+    """One file has 3 × 4 and 5 values and another has 7, together 24."""
     save_file({"a": np.zeros((3, 4), np.float32), "b": np.zeros(5, np.float16)}, tmp_path / "one.safetensors")
     save_file({"c": np.zeros(7, np.float32)}, tmp_path / "two.safetensors", metadata={"format": "pt"})
     assert _parameters(tmp_path) == 24

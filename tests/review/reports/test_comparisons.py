@@ -36,7 +36,7 @@ CANDIDATE = [row("p", "cc", 3.0), row("p", "dddd", 4.0), row("q", "same", 10.0)]
 
 
 def test_counts_by_hand() -> None:
-    """24 bins from 0 to 12, each of 0.5: 0, 0.5 and 12 fall into the first, the second and the last."""
+    """There are 24 bins of 0.5 from 0 to 12. The values 0, 0.5 and 12 fall into the first, the second and the last."""
     found = distribution(
         "x", {"baseline": [0.0, 0.5, 12.0, 1.0, 2.0, 3.0, 4.0], "candidate": [11.9, float("nan")]}
     )

@@ -37,7 +37,8 @@ def test_of_a_long_one_the_ends_and_every_spike_are_left() -> None:
 
 
 def test_by_hand() -> None:
-    """Ends 0 and 9; between them two parts: 1 to 4 with 5 highest at 3 and 1 lowest at 4, 5 to 8 with 2 and 8."""
+    """The first and last points, 0 and 9, are kept. Of points 1 to 4 the highest is 5 at 3 and the lowest 1 at 4; of
+    points 5 to 8 the highest is 8 at 5 and the lowest 2 at 7."""
     values = [0.0, 2.0, 3.0, 5.0, 1.0, 8.0, 3.0, 2.0, 4.0, 7.0]
     kept = thinned(list(enumerate(values)), 6)
     assert kept == ((0, 0.0), (3, 5.0), (4, 1.0), (5, 8.0), (7, 2.0), (9, 7.0))
@@ -54,7 +55,8 @@ def test_what_is_not_finite_is_counted_and_not_drawn() -> None:
 
 
 def test_tokens_are_speed_by_time_and_not_of_the_time_between_attempts() -> None:
-    """10 tokens/s over 2 s, 20 over 1 s; then 100 s of nothing; 5 over the 4 s since the second attempt began: 60."""
+    """There are 10 tokens/s over 2 s and 20 over 1 s. After 100 s without an attempt there are 5 over the 4 s since the
+    second attempt began, which makes 60 tokens."""
     rows = [(1, 3_000, 10.0), (2, 4_000, 20.0), (3, 108_000, 5.0)]
     assert tokens_of({"tokens_per_second": rows}, [1_000, 104_000]) == pytest.approx(60.0)
     assert tokens_of({"loss": rows}, [0]) is None
@@ -71,7 +73,7 @@ def test_every_curve_that_is_drawn_is_a_metric() -> None:
 
 
 def test_the_trend_is_the_mean_of_equal_parts() -> None:
-    """Steps 1 to 9 in 3 parts: means 2, 20 and 200 at steps 2, 5 and 8."""
+    """In three equal parts, steps 1 to 9 have means 2, 20 and 200 at steps 2, 5 and 8."""
     values = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0, 100.0, 200.0, 300.0]
     points = [(step, value) for step, value in enumerate(values, start=1)]
     assert trend(points, 3) == ((2, 2.0), (5, 20.0), (8, 200.0))

@@ -53,7 +53,7 @@ def test_each_step_is_below_all_that_it_reads_and_a_source_just_above_its_reader
 
 
 def test_a_line_that_repeats_a_longer_way_is_left_out() -> None:
-    """Expected by hand: the policy reads sft, value, reward and data.a; all of them are above value already."""
+    """The policy reads sft, value, reward and data.a. All but value are above value already, so one line is left."""
     assert dict(reduced(QUICKSTART).above) == {
         "model": (),
         "data.a": (),
@@ -201,7 +201,7 @@ def crossings(drawing: str) -> int:
 
 
 def test_lines_that_cross_are_counted() -> None:
-    """The test of the test: two diagonals cross, two that meet do not."""
+    """The function that counts crossings for these tests counts two diagonals, and not two lines that only meet."""
 
     def drawn_lines(*paths: str) -> str:
         return f"<svg>{''.join(f'<path d={chr(34)}{each}{chr(34)}/>' for each in paths)}</svg>"

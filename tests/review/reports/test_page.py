@@ -66,7 +66,7 @@ def test_first_things_first(text: str) -> None:
 
 
 def test_cost_by_hand(text: str) -> None:
-    """8 GPUs for 150 s; the last of two attempts took 100."""
+    """The run took 8 GPUs for 150 s, of which the last of two attempts took 100 s."""
     said = " ".join(Page(text).texts)
     for each in ("1,200", "1.5 billion", "25 %", "100 s", "2 min 30 s"):
         assert each in said

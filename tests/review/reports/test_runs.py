@@ -1,4 +1,4 @@
-"""Reports describe runs as they really end: complete, with a closed gate, interrupted, reused, damaged, removed, old."""
+"""Reports describe runs that are complete, end at a closed gate, are interrupted, reused, damaged, removed or old."""
 
 import json
 import re
@@ -36,7 +36,9 @@ def run(workspace: Workspace, recipe: Path, *overrides: str, until: str | None =
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Path:
-    """Return a workspace with three runs: complete, all but one stage reused behind a closed gate, and interrupted."""
+    """Return the folder of a workspace with three runs: one is complete, one reuses stages and ends at a closed gate,
+    and one is interrupted.
+    """
     folder = tmp_path_factory.mktemp("made")
     (folder / "fake.yaml").write_text(RECIPE)
     workspace = Workspace(folder / "workspace")
@@ -159,7 +161,7 @@ def test_the_same_run_has_the_same_page_which_is_whole(found: Found, tmp_path: P
 
 
 def test_energy_is_that_of_all_attempts_that_told_it(found: Found) -> None:
-    """The stage sft has two attempts, of 1.5 and 2 J, and a third whose process died; the other stages recorded none."""
+    """The stage sft has attempts of 1.5 and 2 J and a third whose process died. The other stages recorded no energy."""
     workspace, record = found(1)
     outbox = workspace.folder(record.run_id) / "ledger" / "outbox.jsonl"
     lines = [json.loads(line) for line in outbox.read_text().splitlines()]

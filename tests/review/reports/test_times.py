@@ -24,7 +24,7 @@ def measured(**seconds: list[float]) -> dict[str, list[Row]]:
 
 
 def test_shares_are_means_over_the_iterations() -> None:
-    """3 of 4 s and 1 of 10 s: the mean share is 0.425, and not 4 of 14 s."""
+    """Sampling takes 3 of 4 s and 1 of 10 s. Its mean share is 0.425, and not 4/14."""
     found = times_of(measured(sampling=[3.0, 1.0], updating=[1.0, 9.0]))
     assert found is not None
     assert (found.iterations, found.seconds, found.beside) == (2, 7.0, None)
@@ -43,7 +43,7 @@ def test_many_iterations_become_bars_of_equal_parts() -> None:
 
 
 def test_nothing_is_shown_of_a_stage_that_measured_no_times() -> None:
-    """An earlier version computed such a stage, or its iterations lack a phase."""
+    """A stage that an earlier version computed has no times, and one whose rows lack a phase is not shown either."""
     assert times_of({"loss": rows_of([1.0])}) is None
     partly = measured(sampling=[1.0])
     del partly["seconds_other"]

@@ -1,4 +1,4 @@
-"""List valid recipes, and the faults that are put into them: the cases of ``problems_of_broken_recipes.json``.
+"""List the cases of ``problems_of_broken_recipes.json``: valid recipes, and the faults that are put into them.
 
 ``python -m tests.schemas.checks.broken_recipes`` loads every case again and writes what the loader reports today. Run it
 only where a message is meant to change, and read the difference.

@@ -72,7 +72,7 @@ def test_four_pairs_cannot_tell_anything(tmp_path: Path) -> None:
 def test_a_share_is_told_from_its_threshold_within_a_tenth_or_warned_of(
     tmp_path: Path, pairs: int, said: str | None
 ) -> None:
-    """Wilson with t: 28 of 32 lie above 0.7, 27 do not; of 120 already 95, 0.792."""
+    """Wilson's interval (with t) lies above 0.7 from 28 of 32 pairs (0.875) on, and from 95 of 120 (0.792) on."""
     found = warned(tmp_path, preferences=pairs)
     assert len(found) == (said is not None)
     assert all(said and said in warning for warning in found)

@@ -44,7 +44,7 @@ NOT_READ = None
 
 
 class Row(NamedTuple):
-    """A row of the table: its seven columns."""
+    """The seven columns of a row of the table."""
 
     critic: bool
     advantage: str

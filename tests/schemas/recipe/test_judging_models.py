@@ -184,7 +184,7 @@ def test_a_model_is_imported_as_one_kind(plain: dict[str, Any]) -> None:
 
 
 def test_an_estimate_counts_the_networks_and_their_passes(plain: dict[str, Any]) -> None:
-    """5 rollouts of 32, 4 validations of 16 and a test of 16; two criteria, and two orders. Each question once, then its answers."""
+    """The judges score 5 rollouts of 32, 4 validations of 16 and a test of 16, by two criteria or in two orders."""
     found = estimate_recipe(loaded(plain), gpu="h100")
     [stage] = [each for each in found.stages if each.name == "policy"]
     networks = {each.role: each for each in stage.workload.networks}

@@ -108,7 +108,8 @@ def test_a_ratio_of_the_response_has_narrow_ranges_and_equal_responses() -> None
 
 
 def switches_of_methods() -> dict[str, dict[str, Any]]:
-    """Return method → what the table of docs/algorithms.md writes for it: a preset in backticks, or none, and switches."""
+    """Return each method's preset and switches from the table of docs/algorithms.md. Without a preset it is
+    ``grpo``."""
     page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     table = page.partition("| method | preset, and switches |")[2].partition("\n\n")[0]
     methods = {}

@@ -67,7 +67,7 @@ def test_what_runs_makes_the_same_json() -> None:
 
 
 def test_collected_rollouts_leave_a_share_of_fresh_responses() -> None:
-    """A quarter of 12 responses; all of them where nothing was collected."""
+    """A quarter of 12 responses is fresh, and all of them are where no rollouts were collected."""
     for rollouts, fresh in (("collected", 3), (None, 12)):
         stage = ResolvedValuePretraining.model_construct(batch_size=12, rollouts=rollouts, fresh_share=0.25)
         assert stage.fresh_responses == fresh

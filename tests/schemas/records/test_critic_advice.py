@@ -111,7 +111,8 @@ def test_a_biased_critic() -> None:
 
 
 def test_order_by_chance() -> None:
-    """t = 1.984: x² = t²·(0.06² + h·x/100), h = 1.1 below and 0.9 above, so 0.1 − 0.143 and 0.1 + 0.138."""
+    """The interval reaches from 0.1 by the x with x² = t²·(0.06² + h·x/100), t = 1.984. With h = 1.1 below and 0.9
+    above it, the ends are 0.1 − 0.143 and 0.1 + 0.138."""
     rule, text = first(orderings=(Ordering(at=0.5, correlation=estimated(0.1, 0.06)),))
     assert rule == "orders_by_chance"
     assert "rank correlation 0.10, 95 % interval -0.04 to 0.24" in text

@@ -25,7 +25,7 @@ def of_rows(share: float, n: int) -> Uncertainty:
 
 
 def wilson_roots(share: float, n: float, t: float) -> list[float]:
-    """Return the two p at which |share − p| = t·√(p(1 − p)/n): Wilson's definition, solved as a quadratic by numpy."""
+    """Return the two p with |share − p| = t·√(p(1 − p)/n), Wilson's definition, which numpy solves as a quadratic."""
     roots = np.roots([1 + t * t / n, -2 * share - t * t / n, share * share])
     return sorted(float(root.real) for root in roots)
 
@@ -48,10 +48,11 @@ def test_four_right_of_four_are_sure_of_little() -> None:
 
 
 def test_alike_responses_count_less() -> None:
-    """100 prompts of 4 responses, 0.8 right: 20 prompts' worth of wrong ones tell the design effect, 2 more assume 4.
+    """100 prompts have 4 responses each, and 0.8 are right. The design effect is the mean of the one found on 20
+    prompts' worth of wrong responses and of 4, which two more prompts are assumed to have.
 
-    Equal responses: an error of √(0.16/99) is a design effect of 4, so 100 rows. Independent ones: a design effect of 1,
-    taken as (20·1 + 2·4)/22 = 14/11, so 400·11/14. Without an error: 4.
+    Equal responses have an error of √(0.16/99), a design effect of 4, and count as 100 rows. Independent ones have a
+    design effect of 1, taken as (20·1 + 2·4)/22 = 14/11, and count as 400·11/14. Without an error the effect is 4.
     """
     for error, rows in (
         (math.sqrt(0.16 / 99), 100),
@@ -68,8 +69,8 @@ def test_one_row_a_prompt_is_one_row() -> None:
 
 
 def test_prompts_of_unequal_size_count_less() -> None:
-    """12 rows of 4 prompts, sizes 1, 1, 2 and 8: 144/70 = 2.06 prompts of one size. Of a training stage only 10 rows of 4
-    prompts are known: they cannot have one size, so the greatest design effect is taken as twice 10/4."""
+    """4 prompts with 1, 1, 2 and 8 of 12 rows count as 144/70 = 2.06 prompts of one size. Of a training stage only its
+    10 rows and 4 prompts are known. These cannot have one size, so the greatest design effect counts as 2 · 10/4."""
     known = Uncertainty(n=4, rows=12, standard_error=0.0, equal_prompts=144 / 70)
     assert effective_rows(1.0, known) == pytest.approx(144 / 70)
     assert effective_rows(1.0, Uncertainty(n=4, rows=10, standard_error=0.0)) == pytest.approx(2.0)
@@ -87,8 +88,8 @@ def test_one_prompt_tells_nothing(metric: str) -> None:
 def test_prompts_that_are_all_alike() -> None:
     """A bounded difference gets the interval that a score test does not reject; an unbounded mean gets none.
 
-    All of 4 gained: Wilson's interval of 4 of 4, on the scale of differences. None of 256 differs: the bound is the δ at
-    which 256·δ² = t²·δ·(1 − δ), so t²/(256 + t²).
+    If all of 4 prompts gained, it is Wilson's interval of 4 of 4 on the scale of differences. If none of 256 differs,
+    the bound is the δ with 256·δ² = t²·δ·(1 − δ), which is t²/(256 + t²).
     """
     alike = Uncertainty(n=4, rows=4, standard_error=0.0)
     share = 4 / (4 + 3.182446**2)

@@ -191,7 +191,7 @@ EARLIER = Verdict(
 
 
 def test_more_lost_answers_never_open_a_gate() -> None:
-    """256 prompts, bound −0.02: none lost passes, and 1, 2, 3 or more do not."""
+    """With 256 prompts and a bound of −0.02 the gate opens if no answer was lost, and stays closed for 1 to 5."""
     passed = []
     for lost in range(6):
         error = ((lost - lost**2 / 256) / 256 / 255) ** 0.5
