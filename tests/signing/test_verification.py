@@ -227,7 +227,7 @@ def test_verdicts_and_recipe_of_a_record_are_compared_with_what_was_signed(copie
 def test_an_attacker_with_a_key_of_his_own_is_found_where_a_key_is_required(
     copied: Ended, keys: Keys
 ) -> None:
-    """Everything rewritten and signed anew: only whose key it must be tells it apart."""
+    """All files are rewritten and signed anew, so only a requirement of our own key finds the attack."""
     rewrite_the_object(copied)
     shutil.rmtree(copied.workspace.store / "signatures")
     ref = ref_of(copied)
@@ -306,7 +306,7 @@ def test_his_signature_under_the_required_keys_name(copied: Ended, keys: Keys, k
 
 
 def test_what_was_made_again_since_is_not_what_was_signed(copied: Ended, keys: Keys) -> None:
-    """A later attempt, as after a damage: nothing is wrong with it but that nobody has signed it."""
+    """A later attempt made the artifact again, for example after damage. Its only fault is that it is not signed."""
     edit_ref(attempt=2)(copied)
     [check] = checks(copied)
     assert (check.outcome, "of attempt 1, and attempt 2 has made" in check.detail) == ("unchecked", True)

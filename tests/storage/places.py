@@ -138,7 +138,7 @@ class Forked:
         self._forker, self.pid, self._result = forker, pid, result
 
     def wait(self, seconds: float = 60.0) -> int:
-        """Wait for its end, and return its exit status: the negative number of the signal that ended it."""
+        """Wait for the process to end. Returns its exit status, or the negative number of the signal that ended it."""
         deadline = time.monotonic() + seconds
         while (status := self._forker.ask("wait", self.pid)) is None:
             assert time.monotonic() < deadline, "the process goes on"

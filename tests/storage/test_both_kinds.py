@@ -1,4 +1,4 @@
-"""A storage keeps its promises in a folder and in a bucket: reuse, refusals, damage, fencing, exclusion, many writers."""
+"""Storages in a folder and in a bucket agree on reuse, refusals, damage, fencing, exclusion and many writers."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Leases on object storage, without a server: the storage is in memory."""
+"""Leases on object storage survive damage to their records; tested on a storage in memory, without a server."""
 
 import obstore
 import pytest
@@ -14,7 +14,7 @@ PLACE = "locks/key"
     "content", [b"\xff", b"", b"{}", b"null", b"[" * 100_000, None], ids=lambda given: repr(given)[:9]
 )
 def test_a_lease_whose_record_was_damaged_or_removed_is_lost(content: bytes | None) -> None:
-    """Who waits takes it over; its holder must learn that, and neither crash nor write over the next one's."""
+    """The next to wait takes the lease over. Its holder must notice, and neither crash nor overwrite the new lease."""
     remote = MemoryStore()
     with RemoteLeases(remote, seconds=HOUR).hold(PLACE, holder="run 1") as held:
         assert held.is_still_ours()

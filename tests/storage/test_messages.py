@@ -1,4 +1,4 @@
-"""Messages about an attempt arrive from another machine, and the logs of several attempts one after another."""
+"""Messages about an attempt arrive from another machine, and the logs of several attempts follow one another."""
 
 from obstore.store import MemoryStore
 

@@ -24,7 +24,7 @@ SIZE = 10_000
 
 
 def content(folder: Path, name: str) -> str:
-    """Fill a folder with an object of about ``SIZE`` bytes; its digest."""
+    """Fill a folder with an object of about ``SIZE`` bytes, and return its digest."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "weights.bin").write_bytes(name.encode() * (SIZE // len(name)))
     return seal(folder)

@@ -1,4 +1,4 @@
-"""A removed artifact leaves its manifest, metrics and refs, with when it went, why and by whom; in both storages."""
+"""A removed artifact leaves its manifest, metrics and refs, and a record of when, why and by whom; in both storages."""
 
 import hashlib
 import json

@@ -146,7 +146,7 @@ def test_power_loss_after_any_operation_leaves_the_old_or_the_new(
 
 
 def _produce_and_die(root: Path, *, before_operation: int) -> bool:
-    """Produce NEW in a child that is killed before the operation of that number; whether it came to that."""
+    """Produce NEW in a child that is killed before the operation of that number. Returns whether it was killed."""
 
     def work() -> str:
         count = itertools.count()

@@ -1,4 +1,5 @@
-"""Be ``vantage.attempts.launchers.forkserver`` without the libraries of stages: fake stages need none, and they take five CPU seconds.
+"""Load ``vantage.attempts.launchers.forkserver`` without the libraries of stages, which take five CPU seconds and which
+fake stages do not need.
 
 Only multiprocessing's fork server imports this module (``bare_preload``).
 """

@@ -1,4 +1,4 @@
-"""Serve a Hugging Face hub of one machine: datasets' repositories at one commit over loopback, with a count of what is fetched."""
+"""Serve a Hugging Face hub on loopback: repositories of datasets at one commit, with a count of what is fetched."""
 
 import hashlib
 import json

@@ -54,7 +54,7 @@ class Faults:
 
 @dataclass
 class Seen:
-    """Requests that came."""
+    """Requests that the server received."""
 
     questions: Counter[str] = field(default_factory=Counter)
     """Question → how often it was answered as it should be."""

@@ -142,7 +142,7 @@ def _beyond_the_limit(write: Callable[[], object], *, limit: int = 65536) -> Sta
 
 
 def leave_daemons(job: StageJob) -> StageResult:
-    """Leave processes behind that belong to nobody: a session of its own, a second fork, and more of them."""
+    """Leave processes behind that are no children of this one: each forks twice in a session of its own."""
     for _ in range(3):
         if os.fork() == 0:
             os.setsid()

@@ -65,7 +65,7 @@ FAULTS = Faults()
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """vLLM's class: an adapter's name, its number and its folder."""
+    """vLLM's class of this name, which has an adapter's name, number and folder."""
 
     lora_name: str
     lora_int_id: int
@@ -102,7 +102,9 @@ def checksums_of(model: Any) -> dict[str, str]:
 
 
 def held_of(model: Any) -> dict[str, Any]:
-    """Return each parameter as vLLM holds it: one matrix for queries, keys and values, and embeddings with rows of zeros."""
+    """Return the parameters as vLLM holds them: queries, keys and values in one matrix, gate and up projections in
+    another, and embeddings padded with rows of zeros.
+    """
     weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
     for first in [name for name in weights if ".q_proj." in name]:
         parts = [weights.pop(first.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
@@ -248,7 +250,7 @@ class FakeEngine:
     @staticmethod
     @torch.no_grad()
     def read(model: Any, ids: list[int]) -> list[Any]:
-        """Return log-probabilities of the prompt's own ids, as vLLM does: none for the first."""
+        """Return log-probabilities of the prompt's own ids, with None for the first, as vLLM does."""
         logprobs = model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
         read = [
             {token: SimpleNamespace(logprob=logprobs[at, token].item())} for at, token in enumerate(ids[1:])

@@ -1,5 +1,7 @@
-"""Serve the endpoints of ``vllm serve`` that Vantage calls over HTTP, for tests: a model of transformers behind them, and faults on request. ``main``
-takes the arguments of vLLM's own, and faults from the file that ``FAKE_VLLM_FAULTS`` names, once.
+"""Serve the endpoints of ``vllm serve`` that Vantage calls over HTTP, with a model of transformers and with faults on
+request.
+
+``main`` takes the arguments of vLLM's own. It reads faults from the file named by ``FAKE_VLLM_FAULTS``, and deletes it.
 """
 
 import argparse
@@ -83,7 +85,7 @@ class Faults:
 
 @dataclass
 class Seen:
-    """Requests that came."""
+    """Requests that the server received."""
 
     seeds: list[int] = field(default_factory=list)
     """Seed of each sampled request, in order."""
@@ -127,7 +129,7 @@ class FakeServer:
         port: int = 0,
         lora: tuple[int, list[str] | None] | None = None,
     ) -> None:
-        """Serve a model. ``lora``: largest rank of adapters, and the layers that may have one."""
+        """Serve a model. ``lora`` has the largest rank of adapters, and the layers that may have one."""
         self.lora = lora
         self.faults, self.seen = Faults(), Seen()
         self._folder, self._key = model, key
@@ -144,7 +146,7 @@ class FakeServer:
         return f"http://{self._host}:{self._port}"
 
     def start(self) -> None:
-        """Serve with other weights than any policy's."""
+        """Start to serve, with other weights than any policy's."""
         torch.manual_seed(99)
         self.config = AutoConfig.from_pretrained(self._folder)
         self.model = AutoModelForCausalLM.from_config(self.config).eval()

@@ -1,13 +1,21 @@
 """Compute stages that train nothing but write what real ones write: checkpoints, journal, progress, deterministic files.
 
 A stage's "weights" are a hash chain over its configuration, its inputs' weights and its steps, so that a lost or
-doubled step, or a wrong input, shows in the artifact's digest. ``seconds.txt`` in the workspace says how long a
-step takes, ``lose.txt`` and ``refuse.txt`` which stage's first process is lost or which stage refuses its input,
-``idle.txt`` which stage ends with the weights that it started from,
-``memory.txt`` that a stage has room for so many rows at once (``sft 32``), ``rows.txt`` that a pass has no more than so
-many (``sft 12``), and ``hang.txt`` in how many attempts it
-hangs (``sft 1``), both in ``FATAL_STEP``, ``found.txt`` for how many positions it finds room; ``measured.json`` gives kinds of stage more metrics, and why rows were ``dropped``; ``diagnosis.json`` is a critic's;
-``events.txt`` there gets a line for each computation that starts and that finishes.
+doubled step, or a wrong input, shows in the artifact's digest. Each computation that starts or finishes adds a line to
+``events.txt`` in the workspace. Other files there, where they exist, change what stages do:
+
+* ``seconds.txt``: how long a step takes.
+* ``lose.txt``: the stage whose first process is lost.
+* ``refuse.txt``: the stage that refuses its input.
+* ``leak.txt``: the stage that prints and raises secrets.
+* ``idle.txt``: the stage that ends with the weights that it started from.
+* ``memory.txt``: for how many rows at once a stage has room in ``FATAL_STEP`` (``sft 32``).
+* ``rows.txt``: how many rows a pass has at most (``sft 12``).
+* ``silent.txt``: a stage that does not report how many rows it computes at once (``sft 1``).
+* ``hang.txt``: in how many attempts a stage hangs in ``FATAL_STEP`` (``sft 1``).
+* ``found.txt``: for how many positions a stage finds room.
+* ``measured.json``: more metrics of kinds of stages, and under ``dropped`` why rows were left out.
+* ``diagnosis.json``: the diagnosis that a critic's stage writes.
 """
 
 import hashlib
@@ -136,7 +144,7 @@ POSITIONS_OF_A_ROW = 10
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch names it, and known by that name."""
+    """An error with the name of torch's own, by which Vantage knows it."""
 
 
 def exhaust_memory(job: StageJob) -> None:

@@ -97,7 +97,7 @@ def recipe_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def small_lora_run(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return the workspace of a finished run that trained adapters, whose ledger is its own; for reading only."""
+    """Return the workspace, with a ledger of its own, of a run that trained adapters. Tests may only read it."""
     from tests.support.small_chat_run import LORA, make_small_chat_run  # loads torch
 
     with pytest.MonkeyPatch.context() as patched:

@@ -281,7 +281,7 @@ class ForkServer:
         util.spawnv_passfds = self._spawn  # type: ignore[assignment]
 
     def _spawn(self, path: bytes, command: list[Any], files: Sequence[int]) -> int:
-        """Fork multiprocessing's fork server, for which it calls this; execute its other helper."""
+        """Fork when multiprocessing starts its fork server, and execute its other helper."""
         if not command[-1].startswith(FORKS_STAGES):
             return _spawn(path, command, files)
         asked = {
@@ -500,7 +500,7 @@ def _execute(command: Sequence[str]) -> None:
 
 
 def _forget_packages() -> None:
-    """Forget our packages if the path leads to a copy of them first."""
+    """Unload our packages if a copy of them comes first on ``sys.path``."""
     found = next((entry for entry in sys.path if Path(entry, "vantage", "__init__.py").exists()), ROOT)
     if not os.path.samefile(found or os.curdir, ROOT):
         for name in [name for name in sys.modules if name.partition(".")[0] in ("vantage", "tests")]:

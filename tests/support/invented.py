@@ -1,4 +1,4 @@
-"""Make a model and data files in the shapes of real ones: a folder as from the Hub, and rows of instructions."""
+"""Make a model folder and rows of instructions in the shapes of real ones from the Hub."""
 
 import json
 import random

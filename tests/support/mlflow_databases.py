@@ -1,7 +1,7 @@
 """Let MLflow forget the databases that finished tests have left.
 
-It keeps a connection, and what SQLAlchemy has compiled for it, of each database that it was ever asked about: 3 MB for each
-audit, which copies the database first. A process of the tests grew to 3 GB.
+MLflow keeps a connection to each database that it was ever asked about, and what SQLAlchemy has compiled for it. Each
+audit copies the database first, so this took 3 MB an audit, and a process of the tests grew to 3 GB.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""List the packages of Vantage as the tree has them: a folder each, and a link to it in ``vantage``."""
+"""List the packages of Vantage as the tree has them: each is a folder, to which a link in ``vantage`` leads."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ def copy_packages(target: Path, *, compiled: bool = False) -> None:
     """Copy ``vantage``, its links, and what they lead to.
 
     Args:
-        compiled: copy bytecode too, so that processes need not compile what is as it was.
+        compiled: copy bytecode too, so that processes need not compile unchanged files.
     """
     left_out = shutil.ignore_patterns(
         "*.pyc.*" if compiled else "__pycache__"

@@ -81,7 +81,9 @@ def in_a_process(workspace: Workspace, recipe: Path) -> int:
 
 
 def assert_quiet(printed: str) -> None:
-    """Check that no traceback was printed, and a line about the outage at most once a minute: it lasted less than four."""
+    """Check that no traceback was printed, and at most four lines about the outage: one a minute, as it lasted less
+    than four minutes.
+    """
     assert "Traceback" not in printed
     assert "Error logging to API" not in printed
     assert 1 <= printed.count("has not answered since") <= 4, printed

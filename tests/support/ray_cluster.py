@@ -1,4 +1,4 @@
-"""Run a Ray cluster on this machine whose nodes can be lost, as a program: one command a line, one answer a line."""
+"""Run a Ray cluster on this machine whose nodes can be lost, as a program that answers each line with a line."""
 
 import json
 import sys
@@ -21,13 +21,13 @@ SETTINGS = {
     "agent_register_timeout_ms": 300_000,
     "worker_register_timeout_seconds": 300,
 }
-"""Ray's workers step back for all other processes by default (15): beside other tests they took minutes to begin.
+"""By default Ray's workers have niceness 15, and beside other tests they took minutes to begin.
 
-Nor are there workers in advance, each of them 3 seconds of computation: a launch needs others.
+No workers are started in advance, since a launch needs others and each takes 3 seconds of computation.
 
-By default Ray takes a node for lost only after half a minute. A node that was killed refuses at once, so this takes
-1.5 s here; one that a busy machine keeps waiting has a minute to answer. A node ends itself if its agent has not begun after 30 s by
-default, and gives up a worker after 60.
+By default Ray takes a node for lost only after half a minute. Here it takes 1.5 s, because a node that was killed
+refuses connections at once, and a node on a busy machine has a minute to answer. By default a node ends itself if its
+agent has not begun after 30 s, and gives up a worker after 60.
 """
 
 
@@ -56,9 +56,11 @@ def _load_asked_modules() -> None:
 
 
 def main() -> None:
-    """Obey commands: ``add`` a node of one CPU (``add 2``: of two), ``lose`` the newest, as if its power was cut, ``count`` them, ``end``."""
-    # The head has no CPU for ranks: it cannot be lost. Its dashboard answers what Ray Train asks of its own actors. Without a port
-    # it takes the next free one, since other tests may have clusters at the same time.
+    """Obey commands: ``add`` adds a node of one CPU (``add 2``: of two), ``lose`` ends the newest as a power cut does,
+    ``count`` counts the nodes, and ``end`` ends the cluster.
+    """
+    # The head has no CPU for ranks, since it cannot be lost. Its dashboard answers what Ray Train asks of its actors.
+    # Without a port it takes the next free one, since other tests may have clusters at the same time.
     _load_asked_modules()
     cluster = Cluster(
         initialize_head=True,

@@ -1,5 +1,6 @@
-"""Start each worker of Ray's nodes (``ray_cluster``) as a fork of a process that has loaded torch and what Ray imports. Ray insists on the end of
-this file's name.
+"""Start each worker of Ray's nodes (``ray_cluster``) as a fork of a process that has loaded torch and what Ray imports.
+
+Ray insists on the end of this file's name.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from tests.support.stand_in import stand_for
 
 
 def main() -> None:
-    """Be the worker: set the variables of its environment, as Ray's own script of this name does, and call the other one."""
+    """Set the worker's environment variables, as Ray's own script of this name does, and run Ray's default worker."""
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.utils import update_envs
     from ray._private.workers import default_worker

@@ -1,4 +1,7 @@
-"""Compute fake stages that leave all that a page shows: models, curves, uncertain numbers, responses; a child process runs this module by name."""
+"""Compute fake stages that leave all that a page shows: models, curves, uncertain numbers and responses.
+
+A child process runs this module by name.
+"""
 
 from pathlib import Path
 

@@ -56,7 +56,7 @@ def respond(
 
 
 class _Llama:
-    """The forward pass of a Llama in float32, with its keys and values kept: Touvron et al. 2023, arXiv 2302.13971."""
+    """The forward pass of a Llama (Touvron et al. 2023, arXiv 2302.13971) in float32, with its keys and values kept."""
 
     def __init__(self, model: Any) -> None:
         config = model.config

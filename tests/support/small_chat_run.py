@@ -52,8 +52,8 @@ def make_small_chat_run(
     """Run the recipe in the folder, publish both models, and return the workspace.
 
     Args:
-        workspace: None: one in the folder.
-        overrides: of the recipe.
+        workspace: where to run; None: in a workspace in the folder.
+        overrides: overrides of the recipe.
         until: the first step that is not run; then nothing is published.
     """
     save_chat_model(folder / "base")

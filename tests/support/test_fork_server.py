@@ -1,4 +1,4 @@
-"""A forked process is what ``subprocess`` starts: with its arguments, environment, files, folder and parent."""
+"""A forked process has the arguments, environment, files, folder and parent of one that ``subprocess`` starts."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Make jobs of on-policy distillation for tests: the trained model teaches the one that it came from."""
+"""Make jobs of on-policy distillation for tests, in which the trained model teaches the one that it came from."""
 
 from pathlib import Path
 from typing import Any

@@ -36,7 +36,7 @@ class Run:
     seed: int = 5
     rewards: Mapping[str, Reward] = field(default_factory=dict)
     name: str | None = None
-    """The stage's, where it is not that of its kind."""
+    """The stage's name, where it is not that of its kind."""
 
     def job(self, folder: Path, find: Callable[[str], Path]) -> StageJob:
         """Return an attempt at it in ``folder``; ``find`` gives the folder of an input. Names of inputs stand for their digests."""
@@ -429,7 +429,7 @@ RUNS: dict[str, Run] = {**IMPORTS, **LEARNING_FROM_DATA, **PRETRAINING, **POLICI
 
 
 def kinds_behind(name: str) -> set[str]:
-    """Return the kinds of stage whose revisions explain another result of a run: its own, and those that made its inputs."""
+    """Return the kinds of stage whose revisions may change a run's result: its own, and those that made its inputs."""
     run = RUNS[name]
     made = (kinds_behind(each) for each in run.inputs.values() if each in RUNS)
     return {run.kind}.union(*made)

@@ -50,7 +50,7 @@ class HostWaits(TorchDispatchMode):
 
     @property
     def own(self) -> int:
-        """Of this project's code."""
+        """How often this project's own code waited."""
         return self.where.total() - self.where[LIBRARY]
 
 

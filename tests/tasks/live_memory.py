@@ -1,4 +1,4 @@
-"""Meter memory for tests: the bytes of all tensors that a thread has made and that are alive, on a CPU."""
+"""Meter memory for tests on a CPU: count the bytes of all live tensors that a thread has made."""
 
 import weakref
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LiveMemory(TorchDispatchMode):
-    """Counts within ``with``; a ``vantage.tasks.training.memory_meter.Meter``."""
+    """A ``vantage.tasks.training.memory_meter.Meter`` that counts within a ``with`` block."""
 
     def __init__(self, limit: int, *, device: str = "a device of the tests") -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Compute critics that predict quantiles or are an ensemble, in float64 and token by token: a part of the oracles of whole stages."""
+"""Compute critics of quantiles and ensembles in float64 and token by token, for the oracles of whole stages."""
 
 import hashlib
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def shard(prompt: Sequence[int], count: int) -> int:
 
 
 def kept_where_heads_differ(spread: Sequence[Tensor], share: float) -> list[Tensor]:
-    """Return 0 for the tokens with the least spread, at most the share of them; 1 for the others."""
+    """Return 0 for the tokens with the least spread, which are at most ``share`` of all, and 1 for the others."""
     everything = sorted(value for each in spread for value in each.tolist())
     bound = everything[int(share * len(everything))]
     return [torch.tensor([float(value >= bound) for value in each.tolist()]) for each in spread]

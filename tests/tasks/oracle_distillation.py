@@ -97,9 +97,7 @@ def per_token(
 def sampled_log_ratio(
     job: StageJob, student: LlamaForCausalLM, teacher: LlamaForCausalLM, batch: Batch, rows: range | list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return log π − log π_T of the sampled tokens of some rows, one after another, without a gradient; and log π of
-    them.
-    """
+    """Return, for the sampled tokens of some rows one after another, log π − log π_T without a gradient, and log π."""
     prompts, responses = [batch.prompts[i] for i in rows], [batch.responses[i] for i in rows]
     said = [
         torch.cat(

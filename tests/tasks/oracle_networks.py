@@ -1,6 +1,6 @@
-"""Compute the outputs of networks in float64, without any code of ours: the parts of the oracles of whole stages.
+"""Compute the outputs of networks in float64 without any code of ours, for the oracles of whole stages.
 
-A response is a plain list of ids, and what is said of it a tensor of its own length: there is no padding and no mask.
+A response is a plain list of ids, and its numbers are a tensor of the same length. There is no padding and no mask.
 """
 
 import json
@@ -38,7 +38,7 @@ def language_model(folder: Path) -> LlamaForCausalLM:
 
 
 class Scalar(nn.Module):
-    """head(backbone) − shift."""
+    """A scalar model: head(backbone) − shift."""
 
     def __init__(self, backbone: LlamaModel, weight: Tensor, bias: Tensor | None, shift: float = 0.0) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Snapshot:
 
 @dataclass
 class Optimizer:
-    """AdamW (arXiv 1711.05101) of one network, with its gradient clipped to a norm; matrices alone are decayed."""
+    """AdamW (arXiv 1711.05101) of one network, whose gradient is clipped to a norm. Only matrices have weight decay."""
 
     module: nn.Module
     weight_decay: float
@@ -237,7 +237,7 @@ def learning_rate(work: ResolvedTraining, step: int, total_steps: int, *, peak: 
 
 
 def own_seed(job: StageJob) -> int:
-    """Return what all streams of a stage derive from: its seed and its kind."""
+    """Return the seed from which all random streams of a stage derive, made of its seed and its kind."""
     return derive_seed(job.seed, job.work.kind)
 
 

@@ -1,6 +1,6 @@
-"""Compute one whole stage of policy optimisation in float64, written from the formulas alone: no code of ours but the random streams.
+"""Compute a whole stage of policy optimisation in float64 from the formulas, with none of our code but random streams.
 
-Lists hold one tensor for each response; nothing is padded or masked, and every sum over time is written out.
+Lists hold one tensor for each response. Nothing is padded or masked, and every sum over time is written out.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Compute the stages ``dpo`` and ``kto`` once more, from full logits in float64: every loss, one response at a time."""
+"""Compute every loss of the stages ``dpo`` and ``kto`` from full logits in float64, one response at a time."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def direct_preference(job: StageJob[ResolvedDirectPreferenceOptimization]) -> Ou
     before = nets.state_of(policy)
 
     def rewards(rows: Rows, indices: Sequence[int], side: str) -> Tensor:
-        """Return β·(log π − log π_ref) of whole responses; β·log π by token (SimPO); the log odds (ORPO)."""
+        """Return each response's β·(log π − log π_ref), for SimPO β·log π per token, and for ORPO the log odds."""
         found = []
         for i in indices:
             now = -nll_of(policy, rows, side, [i], temperature)
@@ -89,7 +89,8 @@ def direct_preference(job: StageJob[ResolvedDirectPreferenceOptimization]) -> Ou
 
 
 def labelled_responses(job: StageJob[ResolvedKahnemanTverskyOptimization]) -> Outcome:
-    """Compute KTO by the paper's sums; the row before, of another prompt, lends its response for z."""
+    """Compute KTO by the paper's sums. For z, a row takes the response of the nearest row before with another
+    prompt."""
     work, temperature = job.work, job.generation.temperature
     policy, reference = (nets.language_model(job.inputs[role]) for role in ("init", "reference"))
     before = nets.state_of(policy)

@@ -293,7 +293,7 @@ def mean(numbers: Sequence[float]) -> float:
 
 
 def asked_again(asked: Questions, count: int) -> list[int]:
-    """Return the indices of ``count`` samples: prompt after prompt, then from the first again."""
+    """Return the prompts' indices of ``count`` samples, which go through all prompts again and again."""
     return [index % len(asked.ids) for index in range(count)]
 
 

@@ -226,7 +226,7 @@ def pretrain_value(job: StageJob[ResolvedValuePretraining]) -> Outcome:
 
 @dataclass
 class Rows:
-    """Prompts with responses by column."""
+    """Prompts, with one list of responses for each column."""
 
     prompts: list[list[int]]
     responses: dict[str, list[list[int]]]
@@ -320,7 +320,7 @@ class RewardStage:
         }
 
     def rankings(self, rows: Sequence[dict[str, Any]], indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Return the mean over prompts of the mean over their untied pairs; and the gaps of all those pairs."""
+        """Return the mean over prompts of the mean loss of their untied pairs, and the score gaps of these pairs."""
         losses, gaps = [], []
         for i in indices:
             prompt = [BOS, *rolls.encode(rows[i]["prompt"])]
@@ -437,7 +437,7 @@ def judged(
     responses: list[list[int]],
     judge: Judge | None = None,
 ) -> list[float]:
-    """Return right or wrong by the verifier, or scores by the reward; ``judge``: the stage's, or another one."""
+    """Return the verifier's verdicts (1 or 0) or the reward's scores, by the stage's judge or another one."""
     prompts, answers = [asked.ids[i] for i in indices], [asked.answers[i] for i in indices]
     judge = judge or job.work.judge
     assert judge is not None
@@ -469,7 +469,7 @@ def answers_of(
 
 @torch.no_grad()
 def evaluation(job: StageJob[PolicyEvaluation]) -> Metrics:
-    """Evaluate both models on every test prompt, from one stream."""
+    """Evaluate both models on every test prompt, both from the same seed of sampling."""
     asked, copies = rolls.questions(job, "test"), job.work.samples_per_prompt
     name = "accuracy" if job.work.judge.verifier is not None else "score"
     found: dict[str, list[float]] = {}

@@ -48,7 +48,7 @@ def standardised(advantages: Sequence[Tensor], over: Tensor) -> list[Tensor]:
 
 
 class Joint(nn.Module):
-    """A policy and the head on its trunk."""
+    """A policy, and a value head on its trunk."""
 
     def __init__(self, policy: LlamaForCausalLM, critic: nets.Scalar) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Compute the surrogates of policy optimisation for one response at a time: written from the papers, in float64, without any code of ours."""
+"""Compute the surrogates of policy optimisation from the papers, one response at a time, without any code of ours."""
 
 import torch
 from torch import Tensor

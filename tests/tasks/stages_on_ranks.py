@@ -2,8 +2,8 @@
 
     WITH_TORCH.run_main("tests.tasks.stages_on_ranks", WORLD_SIZE, JOBS, STRATEGY, EPS, MEMORY)
 
-forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other, with
-EPS for AdamW's. MEMORY is JSON: of each job, the bytes that each rank has, or [] where nobody counts them.
+forks WORLD_SIZE gloo processes. Each runs every job of the JSON lines in the file JOBS, one after the other, with EPS
+as AdamW's epsilon. MEMORY is JSON: for each job the bytes that each rank has, or [] where they are not counted.
 """
 
 import contextlib

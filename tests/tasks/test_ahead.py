@@ -1,4 +1,4 @@
-"""Rollouts are sampled while the ones before train: by the right weights, with the right importance, and always with the same bits."""
+"""Rollouts are sampled while the ones before train: by the right weights, with the right importance and equal bits."""
 
 import hashlib
 import threading
@@ -215,7 +215,8 @@ def test_the_sampler_is_checked_while_the_policy_waits(pipeline: Any, tmp_path: 
 def test_a_thread_that_ends_leaves_the_autocast_cache_to_the_pass_that_trains(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One cache for all threads: a weight that is cast anew between two parts has its gradient summed in other bits."""
+    """All threads share one autocast cache. A weight cast anew between two parts has its gradient summed in other
+    bits."""
     job = pipeline.job("sft").model_copy(update={"inputs": {"init": pipeline.folder("sft")}})
     models = models_of(job, rewarded=False)
     cleared: list[str] = []
@@ -405,7 +406,7 @@ def test_an_error_of_the_sampler_is_that_of_the_stage(
 def test_a_stage_that_is_stopped_leaves_no_thread(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped within an update: nobody waits for the responses that are sampled beside it."""
+    """A stage that is stopped within an update does not wait for the responses that are sampled beside it."""
     sample_own = LocalEngine.sample_own
 
     def endless(self: LocalEngine, *args: Any, on_token: Callable[[int, int], None], **named: Any) -> Samples:
@@ -474,7 +475,7 @@ def models_of_policy(pipeline: Any) -> nn.Module:
 def test_a_killed_critic_ends_with_the_same_bytes(
     collected: bool, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was sampled ahead is sampled again, of the same policy; with half of each rollout collected, too."""
+    """Responses sampled ahead are sampled again from the same policy, also where half of each rollout was collected."""
 
     def job_in(folder: Path) -> StageJob:
         if not collected:

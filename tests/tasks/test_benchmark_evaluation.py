@@ -67,7 +67,7 @@ def questions() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def replies(pipeline: Any) -> list[str]:
-    """Return what the policy writes greedily after each question, by transformers alone: three tokens at most."""
+    """Return what the policy writes greedily after each question, at most three tokens, by transformers alone."""
     folder = pipeline.folder("sft")
     model, tokenizer = load_policy(folder), load_tokenizer(folder)
     found = []

@@ -109,8 +109,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 
 def statuses(runs: Runs, run: str, changes: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return the checks of a run after changes to fields of its record, by step, and under ``run`` for the run
-    itself."""
+    """Return the checks of a run after changes to its record: by step, or under ``run``, the fields that change."""
     evidence, record, replay = runs[run]
     of_run = changes.get("run", {})
     stages = {step: each.model_copy(update=changes.get(step, {})) for step, each in record.stages.items()}

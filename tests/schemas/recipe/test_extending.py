@@ -154,8 +154,7 @@ def test_only_lengths_that_a_gate_may_reach_are_those_of_the_recipe() -> None:
 
 
 def test_a_watch_measures_too() -> None:
-    """A stage validates every 40 and is watched every 15 iterations, so a longer one measures at 60 too, by its
-    watch."""
+    """A stage validates every 40 and is watched every 15 iterations, so by its watch a longer one measures at 60."""
     watch = "validate_every: 40, keep_state: true, watch: {judge: {verifier: arithmetic}, every: 15}"
     stage = resolved(watch).stages["policy"]
     assert isinstance(stage, Training) and why_not_extended(stage) is None

@@ -108,8 +108,7 @@ def test_a_ratio_of_the_response_has_narrow_ranges_and_equal_responses() -> None
 
 
 def switches_of_methods() -> dict[str, dict[str, Any]]:
-    """Return each method's preset and switches from the table of docs/algorithms.md. Without a preset it is
-    ``grpo``."""
+    """Return each method's switches from the table of docs/algorithms.md, with its preset, or ``grpo`` without one."""
     page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     table = page.partition("| method | preset, and switches |")[2].partition("\n\n")[0]
     methods = {}

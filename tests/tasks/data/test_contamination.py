@@ -1,4 +1,4 @@
-"""Prompts that other datasets hold out are not trained on: from files to the rows of every side, the report and metrics."""
+"""Prompts that other datasets hold out are not trained on, which the rows of all sides, the report and metrics show."""
 
 from pathlib import Path
 from typing import Any

@@ -193,7 +193,7 @@ assert len(list(rows)) == 300
 
 @pytest.mark.slow
 def test_a_process_that_streamed_a_prefix_ends(hub: FakeHub, tmp_path: Path) -> None:
-    """With the library's own streaming, half of such processes aborted, and one in sixteen never ended."""
+    """With the library's own streaming, half of the processes that read a prefix aborted, and one in 16 never ended."""
     environment = os.environ | {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path)}
     for _ in range(3):
         done = subprocess.run(

@@ -40,7 +40,7 @@ def texts_of(letters: str, number: int, *, seed: int) -> list[str]:
 
 
 def by_every_pair(texts: list[str], sides: list[str | None], similarity: float) -> set[int]:
-    """Return rows for training that are near a held-out one, by a definition of its own: counted triples of characters."""
+    """Return the training rows near a held-out one, by comparing the sets of character triples of every pair."""
 
     def triples(text: str) -> frozenset[str]:
         plain = " ".join(text.lower().split())

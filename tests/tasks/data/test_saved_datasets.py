@@ -161,7 +161,7 @@ def test_rows_come_in_batches(saved: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_offset_beyond_the_data_refuses_the_file_by_its_name(saved: Path) -> None:
-    """Arrow follows offsets without looking at them: such a file ended the process, or gave a row the text of others."""
+    """Arrow does not check offsets, so such a file ended the process, or gave a row the text of others."""
     file = sorted(saved.glob("data-*.arrow"))[1]
     content = file.read_bytes()
     lengths = [len(f"翻译 {n}".encode()) for n in range(30)]

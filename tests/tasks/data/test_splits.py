@@ -1,4 +1,4 @@
-"""Sides are decided by prompt alone: no prompt on two sides, the same side in every dataset."""
+"""The prompt alone decides the side: no prompt is on two sides, and each is on the same side in every dataset."""
 
 import hashlib
 from typing import Any

@@ -176,7 +176,7 @@ print(ctypes.CDLL(None).capget(header, sets), list(sets))
 
 @pytest.mark.slow
 def test_the_tests_of_a_response_share_the_time_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 · 1 s and 1 s for each of 4 tests: 8 s for tests that sleep 3 s each."""
+    """Four tests have 4 · 1 s and 1 s each, together 8 s. Each sleeps 3 s, so the third has no time left."""
     monkeypatch.setattr(sandbox, "CLOCK_FACTOR", 4)
     monkeypatch.setattr(sandbox, "TEST_SECONDS", 1)
     program = "import time\ntime.sleep(3)\nprint(1)"

@@ -137,7 +137,7 @@ def test_a_judge_that_always_prefers_the_first_makes_ties(
 def test_failing_calls_change_no_score_and_nothing_is_asked_twice(
     server: FakeJudge, tmp_path: Path, fresh: Any, kind: str
 ) -> None:
-    """7 kinds of failures, on 30 % of the requests: refusals, no, half, wrong, double and late answers."""
+    """30 % of the requests fail in seven ways: refusals, and missing, cut, wrong, double and late answers."""
     asked = (
         judge(server, request_seconds=3.0, patience_seconds=30.0)
         if kind == "judge"
@@ -773,7 +773,8 @@ def test_patience_is_with_a_server_that_answers(server: FakeJudge, tmp_path: Pat
 def test_a_rate_slower_than_patience_uses_up_none_of_it(
     server: FakeJudge, tmp_path: Path, fresh: Any, let_through: list[float]
 ) -> None:
-    """A request each second and patience for half of one: the first request of each batch fails, and so does a second one."""
+    """One request a second is let through, and patience lasts half a second. The first request of each batch fails, and
+    so does one repeated request."""
     server.faults.wishes = {0: "0", 2: "0", 3: "0"}
     scores = load(tmp_path, judge(server, at_once=4, requests_per_minute=60.0, patience_seconds=0.5))
     for rows in (slice(0, 1), slice(1, 2)):
@@ -786,7 +787,7 @@ def test_a_rate_slower_than_patience_uses_up_none_of_it(
 def test_patience_with_a_dead_server_ends_also_at_a_rate(
     server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All requests wait for one another at the rate; each failed at once. The server is silent all the same."""
+    """All requests wait for their turn at the rate, and each fails at once, so patience with the server still ends."""
     monkeypatch.setattr(asking, "LONGEST_PAUSE", 20.0)
     monkeypatch.setattr(asking, "wait_random_exponential", lambda **_: lambda state: 0.0)
     server.faults.share, server.faults.late_seconds = 1.0, 1.0

@@ -77,8 +77,8 @@ def test_a_text_that_was_cut_off_is_another_response() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_rate_at_equal_lengths_is_that_of_another_optimiser(seed: int) -> None:
-    """The rate of Dubois et al. is σ(θ) of σ(θ + φ·tanh(d/s)), with φ²/2 added to the loss; here scipy's Nelder-Mead
-    finds θ.
+    """The rate of Dubois et al. is σ(θ), where the model σ(θ + φ·tanh(d/s)) is fitted with φ²/2 added to the loss. Here
+    scipy's Nelder-Mead finds θ.
     """
     chance = np.random.default_rng(seed)
     lengths, before = chance.integers(1, 9, 12), chance.integers(1, 9, 12)

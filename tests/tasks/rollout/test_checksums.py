@@ -113,8 +113,8 @@ def test_after_the_first_comparison_parts_are_hashed_as_their_whole_alone() -> N
 
 
 def test_large_weights_are_compared_in_parts_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 bytes for each update: two vectors of 8, a matrix of 36 alone, and a vector of 4; what never agreed has no turn. A vLLM that is new
-    is compared as a whole."""
+    """Each update compares 16 bytes: first two vectors of 8, then a matrix of 36 alone, then a vector of 4. Weights
+    that never agreed have no turn. All weights of a new vLLM are compared at once."""
     monkeypatch.setattr(checksums, "MOST_BYTES", 16)
     sizes = {"a": (2,), "packed": (5,), "b": (2,), "c": (3, 3), "d": (1,)}
     weights = {name: torch.tensor(numbers(*shape)) for name, shape in sizes.items()}

@@ -164,9 +164,10 @@ def test_there_is_always_a_file_and_never_a_nan(change: Any, tmp_path: Path) -> 
 
 
 def test_a_critic_stands_beside_the_batch_s_mean_and_that_of_the_other_responses() -> None:
-    """Two prompts of two responses of one token; returns 1, 3 and 10, 14, and a critic that is wrong by 2.
+    """Two prompts have two responses of one token each, with returns 1, 3 and 10, 14. The critic is wrong by 2.
 
-    The mean is 7, so 36, 16, 9 and 49 are left, 27.5 in the mean; the other response leaves 4, 4, 16 and 16, 10.
+    The batch's mean of 7 leaves squared errors of 36, 16, 9 and 49, whose mean is 27.5. The other response to the
+    prompt leaves 4, 4, 16 and 16, whose mean is 10.
     """
     returns = torch.tensor([[1.0], [3.0], [10.0], [14.0]])
     mask = torch.ones(4, 1, dtype=torch.bool)

@@ -72,7 +72,7 @@ def test_an_engine_samples_from_the_weights_that_it_was_given_last(pipeline: Any
 def test_it_tells_of_its_largest_batch_and_samples_within_the_budget(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three prompts twice each: two rows of the longest are more than the budget, and four of the others are not."""
+    """Each of three prompts is sampled twice. Two rows of the longest exceed the budget; four of the others do not."""
     job = pipeline.job("policy")
     policy, codec = load(job.inputs["init"]), codec_of(job, "init")
     limit = codec.generation.max_response_tokens

@@ -87,7 +87,8 @@ def responses(result: Filled) -> list[str]:
 
 
 def test_the_samplers_log_probabilities_stay_with_their_tokens_through_selecting_and_joining() -> None:
-    """Responses of other lengths: selected ones are trimmed, joined ones padded with 0."""
+    """Log-probabilities are trimmed with selected responses that are shorter, and padded with 0 where ones are
+    joined."""
 
     def scored(lengths: list[int], first: float) -> Scored:
         ids = [list(range(3, 3 + length)) for length in lengths]

@@ -20,8 +20,8 @@ EXACT = numbers(0, size=3.0) - 10.0
 
 @pytest.mark.parametrize("seed", range(1, 40))
 def test_rounding_in_bfloat16_is_no_other_policy(seed: int) -> None:
-    """The gaps are those measured on SmolLM2: 0.1 of vLLM, 0.04 of the policy; nothing but rounding has moved in the
-    second proof.
+    """The gaps are those measured on SmolLM2: 0.1 for vLLM and 0.04 for the policy. Between the two checks nothing but
+    rounding changes.
     """
     engine = EXACT + numbers(seed, size=0.1)
     before, now = (EXACT + numbers(100 * seed + each, size=0.04) for each in range(2))

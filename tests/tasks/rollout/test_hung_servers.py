@@ -24,7 +24,7 @@ from vantage.tasks.training.engine_record import engine_metrics, note_ended
 
 
 class Started:
-    """A ``Process`` in a thread of this one: the small server, a new one at each start."""
+    """A stand-in for ``Process`` that runs the small server in a thread, with a new server at each start."""
 
     def __init__(self, model: Path, key: str) -> None:
         self._model, self._key = model, key

@@ -51,7 +51,7 @@ def test_the_order_is_a_function_of_seed_iteration_and_epoch() -> None:
 
 
 def test_steps_are_numbered_over_all_iterations() -> None:
-    """3 epochs of 2 steps in each of 5 iterations: 30 in all, and iteration 2 begins at the 12th."""
+    """Each of 5 iterations has 3 epochs of 2 steps, 30 steps in all, so iteration 2 begins with step 12."""
     steps = list(OptimizerSteps(SEQUENCES, WORK, seed=1, iteration=2))
     assert [step.number for step in steps] == [12, 13, 14, 15, 16, 17]
     assert {step.total for step in steps} == {30}

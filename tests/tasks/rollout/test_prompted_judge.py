@@ -131,7 +131,7 @@ def test_a_budget_of_positions_counts_both_answers(monkeypatch: pytest.MonkeyPat
 
 
 def test_equal_responses_say_nothing_about_the_order() -> None:
-    """One of three pairs of different responses: the fourth is equal."""
+    """The order decides one of three pairs of different responses. The two responses of the fourth pair are equal."""
     judge = by_hand(SAID)
     pairs = Pairs(Judged(CANDIDATE, {}), Judged(BASELINE, {}), 1, seed=0)
     [estimate] = order_disagreement(pairs, judge_pairs(judge, CANDIDATE, BASELINE)).values()

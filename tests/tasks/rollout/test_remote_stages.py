@@ -125,7 +125,7 @@ def test_a_stage_goes_on_when_its_servers_are_back(
 def policy_job(
     preset: str | None, ahead: int, pipeline: Any, servers: list[FakeServer], folder: Path
 ) -> StageJob[Any]:
-    """Return a policy stage that samples with these servers: of a preset, or with so many rollouts ahead."""
+    """Return a policy stage that samples with these servers, either of a preset or with ``ahead`` rollouts ahead."""
     if preset is not None:
         job = of_preset(preset, iterations=2)(pipeline, folder)
         generation = job.generation.model_copy(update={"temperature": 0.7})
@@ -144,7 +144,7 @@ def seeds_of(servers: list[FakeServer]) -> list[int]:
 
 @dataclass(frozen=True)
 class Alone:
-    """Result of a policy stage in one process, and the seeds of the responses that it asked for."""
+    """The result of a policy stage in one process, and the seeds of the responses that it asked for."""
 
     job: StageJob
     result: StageResult

@@ -7,10 +7,10 @@ from vantage.tasks.rollout.response_shape import response_shape
 
 
 def test_lengths_are_those_of_responses_and_repetition_is_of_all() -> None:
-    """Lengths 1, 2, 3 and 6: at 10, 50 and 90 % of the way from the first to the last stand 1, 2 and 3.
+    """The lengths are 1, 2, 3 and 6, so the 10th, 50th and 90th percentiles are 1, 2 and 3.
 
-    The last one has four trigrams, of which two are alike; the others have one trigram in all, so the mean over two
-    responses is 1/8. Of 0 + 1 + 2 + 5 bigrams, 6 7 and 7 6 occur again: 6 of 8 are different.
+    One of the last response's four trigrams is repeated, and the third response has one trigram, so the mean over these
+    two is 1/8. Of 0 + 1 + 2 + 5 bigrams, 5 6, 6 7 and 7 6 occur twice, so 5 of 8 are distinct.
     """
     responses = [[5], [5, 6], [5, 6, 8], [6, 7, 6, 7, 6, 9]]
     measured = response_shape(collate([[1]] * 4, responses, pad_token_id=0))

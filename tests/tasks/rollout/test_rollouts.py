@@ -44,7 +44,7 @@ def scored(scores: list[float], lengths: list[int], *, ended: bool = True) -> Sc
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_the_overlong_penalty_is_that_of_dapo(ended: bool) -> None:
-    """Eq. 13 with L_max = 20 and a buffer of 0.2 · 20 = 4: from 16 tokens on, a quarter a token; finished or not."""
+    """By eq. 13 with L_max = 20 and a buffer of 0.2 · 20 = 4, each token beyond 16 costs a quarter, finished or not."""
     lengths = [1, 15, 16, 17, 18, 19, 20]
     scaled = scale(scored([1.0] * 7, lengths, ended=ended), Returns(overlong_buffer=0.2), None, max_length=20)
     assert scaled.tolist() == [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]

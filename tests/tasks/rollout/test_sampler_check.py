@@ -208,7 +208,7 @@ def test_dropped_groups_leave_the_check_what_belongs_to_the_rest(pipeline: Any) 
 
 @pytest.mark.parametrize("switches", [{"kl_kind": "k1"}, {"kl_kind": "full"}, {"shared_trunk": True}])
 def test_equal_weights_have_no_kl_in_bfloat16(switches: dict[str, Any], pipeline: Any) -> None:
-    """The policy begins as its reference: exactly 0, not bfloat16's rounding of embeddings and norms."""
+    """A policy that begins as its reference has a KL of exactly 0, without rounding of embeddings and norms."""
     algorithm = Algorithm.model_validate({"preset": "ppo", **switches})
     job = short(
         pipeline,

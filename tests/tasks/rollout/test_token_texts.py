@@ -42,7 +42,7 @@ def by_token(samples: Any, responses: Sampled, values: torch.Tensor | None = Non
 
 
 def test_the_first_response_to_the_prompt_token_by_token() -> None:
-    """Two responses to each of p and q; what is shown of q is its first, in row 2."""
+    """Of the two responses to each of p and q, q's first one, in row 2, is shown."""
     prompts = ["p", "p", "q", "q"]
     samples = [{"prompt": "q", "candidate": "ca", "baseline": "g"}]
     sides = {
