@@ -1,8 +1,8 @@
-"""A stage kind, a switch, a fact of an attempt, an engine, a storage and a reward term can be added with few files: worked examples
+"""A stage kind, a switch, a fact of an attempt, an engine, a storage and a reward term can each be added with few files
 (docs/decisions/0052).
 
-Each is written into a copy of the tree, and then used there: a recipe is loaded, planned, estimated, and run stage by
-stage as plain functions.
+Each example is written into a copy of the tree, and then used there: a recipe is loaded, planned, estimated, and run
+stage by stage as plain functions.
 """
 
 import filecmp

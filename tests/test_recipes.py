@@ -1,4 +1,4 @@
-"""Every built-in recipe plans, and two iterations of each of its stages run: in this process, on the tiny model.
+"""Every built-in recipe plans, and two iterations of each of its stages run in this process, on the tiny model.
 
 The data is a few rows in the columns of the recipe's own data. Where an optional package is not installed, a rule of the same
 kind stands for the verifier that needs it, so that the rest of the recipe runs everywhere.

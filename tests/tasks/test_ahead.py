@@ -215,8 +215,7 @@ def test_the_sampler_is_checked_while_the_policy_waits(pipeline: Any, tmp_path: 
 def test_a_thread_that_ends_leaves_the_autocast_cache_to_the_pass_that_trains(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All threads share one autocast cache. A weight cast anew between two parts has its gradient summed in other
-    bits."""
+    """All threads share one autocast cache. A weight cast anew between two parts gets a gradient of other bits."""
     job = pipeline.job("sft").model_copy(update={"inputs": {"init": pipeline.folder("sft")}})
     models = models_of(job, rewarded=False)
     cleared: list[str] = []

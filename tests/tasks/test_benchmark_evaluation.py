@@ -110,8 +110,8 @@ def job_of(pipeline: Any, benchmark: Path, folder: Path, **changed: Any) -> Stag
 
 
 def right_choices(folder: Path) -> list[bool]:
-    """Return for each question whether the right choice is the likeliest, by transformers: one text at a time, no
-    padding.
+    """Return for each question whether the right choice is the likeliest, by transformers on one text at a time,
+    without padding.
     """
     model, tokenizer = load_policy(folder), load_tokenizer(folder)
     right = []

@@ -77,7 +77,7 @@ def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: An
 
 
 def test_the_best_of_each_prompt_is_kept_and_the_first_of_equals() -> None:
-    """Prompts of three samples: 3 at rows 1 and 2; 5 at rows 3 and 4; −1 at rows 6 and 8."""
+    """Each prompt has three samples. The best are 3 at rows 1 and 2, 5 at rows 3 and 4, and −1 at rows 6 and 8."""
     given = torch.tensor([1.0, 3.0, 3.0, 5.0, 5.0, 0.0, -1.0, -2.0, -1.0])
     assert best_rows(given, samples_per_prompt=3).tolist() == [1, 3, 6]
     assert best_rows(torch.zeros(8), samples_per_prompt=4).tolist() == [0, 4]
@@ -162,7 +162,7 @@ def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
 def test_it_learns_what_the_reward_asks_for(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A verifier of another task, which about a third of the responses pass at first: there is an answer."""
+    """The policy learns to pass a verifier of another task, which about a third of its responses pass at first."""
     monkeypatch.setitem(BUILTIN_FUNCTIONS, "arithmetic", lambda prompt, response, answer: "#" in response)
     job = job_in(pipeline, tmp_path, reward=VERIFIER, iterations=6, batch_size=64, minibatch_size=4)
     run(job)

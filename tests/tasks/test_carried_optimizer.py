@@ -83,7 +83,7 @@ def test_a_kill_leaves_no_trace_in_it(
 
 
 def test_going_on_is_as_if_nothing_lay_between(pretrained: Path) -> None:
-    """Four steps in one go, and two with two more after the state went through a folder: the same bits."""
+    """Four steps at once give the same bits as two steps and two more after the state was saved and read."""
 
     def steps(critic: torch.nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
         for number in numbers:
@@ -110,7 +110,7 @@ def test_going_on_is_as_if_nothing_lay_between(pretrained: Path) -> None:
 
 
 def test_all_of_it_is_where_the_critic_is(pretrained: Path) -> None:
-    """The number of steps too: AdamW's fused kernel refuses one on another device than the weights."""
+    """The whole state is on the critic's device. AdamW's fused kernel refuses a number of steps on another one."""
     critic = load_critic(pretrained, seed=0).to("meta")
     optimizer = make_optimizer(critic, weight_decay=0.1)
     carry_over(optimizer, critic, pretrained)
@@ -140,7 +140,7 @@ def test_frozen_parts_carry_nothing(pipeline: Any, pretrained: Path, tmp_path: P
 
 
 def test_the_critic_has_no_second_warm_up(pipeline: Any, pretrained: Path, tmp_path: Path) -> None:
-    """Eight steps of warm-up in an iteration of four: the policy's rate still rises, the critic's is there."""
+    """Warm-up takes eight steps, and the iteration has four: the policy's rate still rises, the critic's does not."""
     changes = {"warmup_steps": 8, "iterations": 1, "critic_learning_rate": 3e-4}
     carried = policy_job(pipeline, tmp_path / "carried", pretrained, **changes)
     run_stage(carried)

@@ -89,7 +89,7 @@ def test_a_teacher_without_a_lead_leaves_the_share_undefined(
 def test_the_student_that_scores_best_on_validation_prompts_is_the_artifact(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scored before training, and after each of three iterations: none is better than the student that began."""
+    """Students are scored before training and after each of three iterations. None is better than the first."""
     scores = iter([9.0, 1.0, 2.0, 3.0])
     monkeypatch.setattr(Selection, "score", lambda *_: next(scores))
     job = job_in(pipeline, tmp_path, iterations=3, validate_every=1)

@@ -160,7 +160,7 @@ def test_a_rerun_reads_the_stored_answers_and_asks_no_server(
 
 
 def test_an_answer_has_the_log_probabilities_of_the_response_alone(asked: Done, server: FakeServer) -> None:
-    """Computed again in float64 by one pass of the model over each stored question."""
+    """The stored log-probabilities equal those of one pass of the model in float64 over each stored question."""
     kept = [answer for answer in answers_in(asked.job.scratch / ANSWERS) if "response_ids" in answer.asked]
     model = server.model.double()
     try:

@@ -72,7 +72,7 @@ def pairs(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Stag
 
 
 def response_logprob(model: Any, prompt: list[int], response: list[int], temperature: float) -> float:
-    """Return log π(response | prompt): one sequence at a time, full logits, in float64."""
+    """Return log π(response | prompt) from full logits of this sequence alone, in float64."""
     with torch.no_grad():
         logits = model.double()(input_ids=torch.tensor([[*prompt, *response]])).logits[0] / temperature
     total = 0.0

@@ -96,7 +96,7 @@ def test_held_out_pairs_have_the_loss_of_training(name: str, pairs: tuple[StageJ
 
 
 def test_pairs_of_one_prompt_are_one_observation(pairs: tuple[StageJob, Completions]) -> None:
-    """Six pairs of three prompts, which have three, two and one: the error by Cochran's formula, pair by pair."""
+    """Three prompts have three, two and one pairs. The error equals Cochran's formula, computed pair by pair."""
     job, data = pairs
     six = Completions(
         prompt_ids=[data.prompt_ids[row] for row in (0, 0, 0, 1, 1, 2)],

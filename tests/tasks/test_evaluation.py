@@ -66,9 +66,9 @@ def plainly(judgements: list[float], prompts: list[str]) -> Judged:
 
 
 def test_gain_win_rate_and_error_by_hand() -> None:
-    """Two prompts, two responses each: differences 1, 0 and 0, −1, so 0.5 and −0.5 by prompt.
+    """Two prompts have two responses each, with differences 1, 0 and 0, −1, so the prompts' means are 0.5 and −0.5.
 
-    Mean 0. Standard deviation of (0.5, −0.5) with ddof 1 is √0.5; over √2 prompts the standard error is 0.5.
+    The gain is 0. The standard deviation of (0.5, −0.5) with ddof 1 is √0.5, and over √2 it is a standard error of 0.5.
     """
     candidate = judged([1.0, 1.0, 0.0, 0.0], [4, 6, 2, 8], [True, True, False, True])
     baseline = judged([0.0, 1.0, 0.0, 1.0], [3, 3, 3, 3], [True] * 4)
@@ -121,7 +121,7 @@ def test_what_is_measured_of_a_prompt_is_one_row_of_it() -> None:
 
 
 def test_pairs_differ_where_one_of_the_two_was_cut_off() -> None:
-    """Both in the first pair, the candidate alone in the second: one of four differs."""
+    """Both responses of the first pair and the candidate's of the second were cut off, so one of four pairs differs."""
     candidate = judged([1.0] * 4, [4] * 4, [False, False, True, True])
     baseline = judged([1.0] * 4, [4] * 4, [False, True, True, True])
     found = compare({"candidate": candidate, "baseline": baseline}, {})["truncated_share_difference"]
@@ -129,9 +129,10 @@ def test_pairs_differ_where_one_of_the_two_was_cut_off() -> None:
 
 
 def test_a_ratio_of_perplexities_has_the_error_of_the_difference() -> None:
-    """Two rows of two tokens: NLL 2 and 4 against 1 and 1, so e^(6/4) / e^(2/4) = e.
+    """Two rows of two tokens have NLL 2 and 4 against 1 and 1, so the ratio is e^(6/4) / e^(2/4) = e.
 
-    Differences 1 and 3 less 2 each are −1 and 1: the error of their mean per token is √(2 · 2 / 16) = ½, times e.
+    The differences 1 and 3 are −1 and 1 off their mean of 2. The error of their mean per token is √(2 · 2 / 16) = ½,
+    and that of the ratio is e/2.
     """
     tokens, clusters = torch.tensor([2, 2]), torch.tensor([0, 1])
     candidate, baseline = (
@@ -146,10 +147,9 @@ def test_a_ratio_of_perplexities_has_the_error_of_the_difference() -> None:
 
 
 def test_prompts_without_an_ngram_are_no_part_of_its_mean() -> None:
-    """The candidate answers the first prompt with the end alone, which leaves 3 + 3 tokens of one kind of the other
-    prompt.
+    """The candidate answers the first prompt with the end token alone and the second with 3 + 3 equal tokens: 1/6.
 
-    The baseline says 2 + 2 tokens of one kind to each: so 1/4, and 1/6 − 1/4 over the second prompt alone.
+    The baseline answers each with 2 + 2 equal tokens: 1/4. The difference is that of the second prompt, 1/6 − 1/4.
     """
     candidate = judged([0.0] * 4, [1, 1, 4, 4], [True] * 4)
     baseline = judged([0.0] * 4, [3] * 4, [True] * 4)
@@ -181,7 +181,7 @@ def test_equal_responses_are_ties_though_their_scores_were_rounded_otherwise() -
 
 
 def test_a_prompt_in_several_rows_of_the_test_split_is_one_prompt() -> None:
-    """Rows of ``p`` and ``q`` interleaved: gains 1, 1 of ``p`` and 0, 0 of ``q``, so an error of 0.5, not √(1/12)."""
+    """Rows of ``p`` and ``q`` alternate, with gains 1 for ``p`` and 0 for ``q``. The error is 0.5, and not √(1/12)."""
     prompts = ["p", "q", "p", "q"]
     found = compare(
         {"candidate": plainly([1.0, 0.0, 1.0, 0.0], prompts), "baseline": plainly([0.0] * 4, prompts)},
@@ -193,9 +193,9 @@ def test_a_prompt_in_several_rows_of_the_test_split_is_one_prompt() -> None:
 
 
 def test_the_error_of_a_gain_is_its_true_spread_where_prompts_stand_in_four_rows() -> None:
-    """60 prompts in 4 rows each, all right or all wrong by the prompt: the gain's spread is √(2·0.24/60) = 0.089.
+    """60 prompts have 4 rows each, which are all right or all wrong, so the gain's spread is √(2·0.24/60) = 0.089.
 
-    Were its 240 rows independent it would be half of that.
+    If the 240 rows were independent, it would be half of that.
     """
     rng = random.Random(11)
     prompts = [f"p{prompt}" for prompt in range(60) for _ in range(4)]
@@ -259,7 +259,7 @@ def test_a_reward_can_be_the_judge(pipeline: Any, tmp_path: Any) -> None:
 def test_a_models_verdict_for_the_candidate_is_against_the_baseline(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model prefers the candidate in 2 of 16 pairs and the baseline in 10, and ties on 4: (2 + 4/2) / 16."""
+    """Of 16 pairs the model prefers the candidate in 2 and the baseline in 10, and 4 are ties, so the rate is 4/16."""
 
     def verdicts(_: object, candidate: Any, baseline: Any) -> SwappedVerdicts:
         assert len(candidate.sampled.sampled.prompts) == len(baseline.sampled.sampled.prompts) == 16

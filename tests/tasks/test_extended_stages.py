@@ -196,7 +196,7 @@ def test_no_state_is_left_where_the_last_checkpoint_is_damaged(pipeline: Any, tm
 
 
 def test_the_last_bits_of_a_longer_stage_are_not_the_shorter_ones(pipeline: Any, tmp_path: Path) -> None:
-    """The test of this file: a stage that ignored its longer length would pass for one that was never cut."""
+    """The other tests of this file rely on this: a stage that ignored its longer length would pass them."""
     _, longer = shorter_and_longer(pipeline, tmp_path / "state")
     last = load_file(state_of(longer, tmp_path / "last") / "tensors.safetensors")
     first = load_file(tmp_path / "state" / "tensors.safetensors")

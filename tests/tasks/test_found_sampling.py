@@ -262,7 +262,8 @@ def test_a_reward_scores_within_what_was_found(
 def test_after_memory_ran_out_the_smaller_bound_holds_for_both_policies(
     wide: Pipeline, tmp_path: Path, drawn: list[Drawn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory ran out while the first one sampled; the second is measured by the next attempt, and ``microbatch_size`` bounds neither."""
+    """Memory ran out while the first policy sampled. The next attempt measures the second, and ``microbatch_size``
+    bounds neither."""
     job = unequal_models(tmp_path, wide, microbatch_size=8)
     with memory(10**7, monkeypatch):
         with monkeypatch.context() as patched:

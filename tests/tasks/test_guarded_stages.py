@@ -1,4 +1,4 @@
-"""Guards in whole stages: they change no bit unless they fire, and what they end is what a shorter recipe would make."""
+"""Guards change no bit of a whole stage unless they fire, and a stage that they end equals one of a shorter recipe."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -125,7 +125,7 @@ def test_each_prompt_has_the_response_of_the_nearest_earlier_row_of_another_prom
 
 
 def test_the_longest_mismatched_row_has_any_prompt_with_any_response() -> None:
-    """Prompts of 2, 5 and 1 tokens, responses of 3, 1 and 7: of two rows, 5 and 7."""
+    """Prompts have 2, 5 and 1 tokens and responses 3, 1 and 7, so the longest mismatched row has 5 and 7."""
     rows = Completions(
         prompt_ids=[[7] * 2, [8] * 5, [9]],
         response_ids={"response": [[1] * 3, [1], [1] * 7]},

@@ -210,7 +210,8 @@ def test_an_iteration_of_best_of_n_draws_from_the_collected_prompts(pipeline: An
 
 
 def test_the_best_stands_against_the_worst_and_ties_give_no_pair(pipeline: Any) -> None:
-    """Prompts of three: 2 at row 1, −1 at row 2; all 0.5; 3 at rows 6 and 7, the first of which counts."""
+    """Each prompt has three responses. The first has 2 at row 1 and −1 at row 2, the second 0.5 everywhere, and the
+    third 3 at rows 6 and 7, of which the first counts."""
     given = synthetic([0.0, 2.0, -1.0, 0.5, 0.5, 0.5, 3.0, 3.0, 1.0], group=3)
     pairs = best_against_worst(given, codec_of(pipeline.job("sft"), "init"), split="train")
     assert pairs.prompt_ids == [[1, 5], [1, 7]]

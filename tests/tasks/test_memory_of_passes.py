@@ -39,8 +39,8 @@ def test_half_the_positions_of_the_pass_that_did_not_fit_fit(
 def test_a_budget_changes_no_weight_and_pads_little(
     name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passes of half the positions that the largest would have: the same training, but for rounding. Padding is that of
-    passes without a bound or a twentieth: where a bound cuts rows of one length apart, one more of them may stand beside others."""
+    """Passes of half the positions that the largest would have train the same weights, but for rounding. Padding is at
+    most that of unbounded passes, or a twentieth, because a bound may put rows of one length beside others."""
     largest = room_of(name, None, pipeline, tmp_path / "whole", monkeypatch, room=None)
     assert room_of(name, largest // 2, pipeline, tmp_path / "cut", monkeypatch, room=None) <= largest // 2
     whole, cut = (pipeline.job(name, folder=tmp_path / each) for each in ("whole", "cut"))

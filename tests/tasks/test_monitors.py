@@ -136,7 +136,7 @@ def test_scores_are_compared_with_those_of_the_reward_models_own_data(pipeline: 
 
 
 def test_reward_and_judge_are_measured_on_held_out_preferences(pipeline: Any) -> None:
-    """The judge is the same reward model with the opposite sign: it prefers the other response of each pair."""
+    """The judge is the same reward model with the opposite sign, so it prefers the other response of each pair."""
     watch = Watch(judge=Judge(reward="opposite"), every=1, on_fall="warn")
     job = monitored(pipeline, "preferences", validate_every=4, watch=watch)
     opposite = Reward(terms=(ModelTerm(model="reward", weight=-1.0),))

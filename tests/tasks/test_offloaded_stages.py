@@ -35,7 +35,7 @@ def offloaded(job: StageJob, *roles: str) -> StageJob:
 
 
 class Device:
-    """A GPU of the tests: what comes to it is a copy, and it counts the copies that are alive."""
+    """A stand-in for a GPU, to which weights are copied, and which counts the copies that are alive."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.copies: list[weakref.ref[Tensor]] = []

@@ -122,8 +122,8 @@ def test_several_ranks(
 def test_what_is_packed_has_fewer_positions_and_passes(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight rows of 60 tokens in all. Padded, four in a pass: 4 · 20 + 4 · 12 positions. Packed in rows of at most 20: the
-    20, 12 with 5 and 3, and 9 with 5, 4 and 2: three rows of 20 in one pass."""
+    """Eight rows have 60 tokens in all. Padded, with four in a pass, they take 4 · 20 + 4 · 12 positions. Packed in
+    rows of at most 20, they are 20 alone, 12 with 5 and 3, and 9 with 5, 4 and 2: three rows of 20 in one pass."""
     counts: dict[bool, list[tuple[int, ...]]] = {False: [], True: []}
     logprobs = PolicyModel.logprobs
 

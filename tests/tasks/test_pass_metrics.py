@@ -29,8 +29,8 @@ from vantage.tasks.updates import policy_update
 def test_an_iteration_reads_each_response_no_oftener_than_it_has_to(
     shares_prompts: bool, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Policy and critic: once before the update and once an epoch; reference and reward model: once. A prompt that several
-    responses have is read once where that is cheaper."""
+    """Policy and critic read each response once before the update and once an epoch, and reference and reward model
+    once. A prompt with several responses is read once where that is cheaper."""
     monkeypatch.setitem(READ_AGAIN, "cpu", 0 if shares_prompts else 10**9)
     job = pipeline.job("policy", folder=tmp_path, epochs=3, validate_every=100)
     job = job.model_copy(update={"work": resolve_work(job.work)})

@@ -138,7 +138,7 @@ def gae_by_hand(rewards: list[float], values: list[float], lam: float) -> list[f
 
 
 def test_estimates_of_vapo_by_hand(rolled: Rolled) -> None:
-    """λ_policy = 1 − 1/(α·l) for each response's own length, λ_value = 1: targets are Monte-Carlo returns."""
+    """λ_policy is 1 − 1/(α·l) by each response's own length. λ_value is 1, so targets are Monte-Carlo returns."""
     _, _, rollout, old_values = rolled
     algorithm = Algorithm.model_validate(
         {"preset": "vapo", "length_adaptive_alpha": 0.5, "positive_threshold": 0.1}

@@ -138,7 +138,7 @@ def test_a_score_that_is_not_finite_is_refused() -> None:
 
 
 def test_a_prompt_without_a_pair_is_one_of_all_prompts() -> None:
-    """Two of five prompts give no pair, and the other three give four: 2/5, and not 2 of 6."""
+    """Two of five prompts give no pair, and the other three give four pairs. The share is 2/5, and not 2/6."""
     pairs = tuple(
         Pair(prompt="Q", chosen="A", rejected="B", chosen_tokens=chosen, rejected_tokens=rejected)
         for chosen, rejected in ((2, 9), (4, 1), (6, 1), (4, 1))
@@ -162,7 +162,7 @@ def test_a_demonstration_is_chosen_over_each_different_response() -> None:
 def test_a_reward_chooses_the_best_and_the_worst_of_each_prompt(
     judged: tuple[StageJob, StageResult],
 ) -> None:
-    """The first batch (of test prompts) is made once more from outside: sampled, scored and chosen by a plain loop."""
+    """A plain loop outside of the stage samples, scores and chooses the first batch (of test prompts) once more."""
     job, _ = judged
     codec = codec_of(job, "policy")
     prompts = read_prompts(job.inputs["prompts"], "test", codec)
@@ -234,7 +234,7 @@ def test_lengths_are_in_tokens_with_the_end(pipeline: Any, tmp_path: Path) -> No
 def test_a_verifier_tells_right_from_wrong(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A verifier of another task, so that this hardly trained policy is right now and then: a colon, no dash."""
+    """The verifier asks for a colon and no dash, so that this hardly trained policy is right now and then."""
     monkeypatch.setitem(
         BUILTIN_FUNCTIONS, "arithmetic", lambda prompt, text, answer: ":" in text and "-" not in text
     )
@@ -443,7 +443,7 @@ ASKED = "{prompt}|{first}|{second}|"
 
 
 def likelier(model: Any, tokenizer: Any, question: str, answers: tuple[str, str]) -> int:
-    """Return 1 where the first answer is likelier after the question, −1 where the second is; by transformers, one text
+    """Return 1 if the first answer is likelier after the question and −1 if the second is, by transformers and one text
     at a time.
     """
     found = []

@@ -84,7 +84,7 @@ def test_a2c() -> None:
 
 
 def test_ppo() -> None:
-    """GAE(0.95), whitened over the rollout; both clips at 0.2; value clip 0.2; mean over tokens."""
+    """The preset has GAE(0.95) whitened over the rollout, clips of ratio and value at 0.2, and a mean over tokens."""
     learnt = learn("ppo", scores=[1.0, -1.0])
     rewards = [-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0]
     assert learnt.rewards == close(rewards)
@@ -218,7 +218,7 @@ def test_ppo_max() -> None:
 
 
 def test_ppo_max_scaling() -> None:
-    """The score R/σ, not clipped; value clip; the rest as ppo_max."""
+    """The score is R/σ and is not clipped, values are clipped, and the rest is as in ppo_max."""
     learnt = learn("ppo_max_scaling", scores=[2.0, 0.8], moments=EARLIER)
     assert learnt.scaled_scores == close([2.0 / 1.4, 0.8 / 1.4])
     rewards = [-0.01, 0.02 + 2.0 / 1.4, -0.02, -0.01, 0.01 + 0.8 / 1.4]
@@ -245,7 +245,8 @@ def test_ppo_max_scaling() -> None:
 
 
 def test_ppo_max_normalised() -> None:
-    """Scores as in ppo_max; advantages normalised and clipped to ±0.5 within the minibatch; no value clip."""
+    """Scores are as in ppo_max. Advantages are normalised and clipped to ±0.5 in the minibatch; values are not
+    clipped."""
     learnt = learn("ppo_max_normalised", scores=[2.0, 0.8], moments=EARLIER)
     assert learnt.scaled_scores == close([0.3, -0.2 / 1.4])
     rewards = [-0.01, 0.02 + 0.3, -0.02, -0.01, 0.01 - 0.2 / 1.4]
@@ -270,7 +271,7 @@ def test_ppo_max_normalised() -> None:
 
 
 def test_ppo_vapo_baseline() -> None:
-    """GAE(0.95) for both, no KL, nothing whitened; each response weighs the same."""
+    """Policy and critic have GAE(0.95), without KL or whitening, and each response has the same weight."""
     learnt = learn("ppo_vapo_baseline", scores=[1.0, -1.0])
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, -1.0])
     # δ = 0.2, 0.6 | −0.3, −0.2, −0.6
@@ -361,7 +362,7 @@ def test_the_alpha_of_vapo_makes_every_lambda_of_short_responses_zero() -> None:
 
 
 def test_the_other_kinds_of_kl_in_the_reward() -> None:
-    """Δ = 0.2, −0.4 | 0.4, 0.2, −0.2; without a clip of scores and with β = 0.05."""
+    """The log-ratios are Δ = 0.2, −0.4 | 0.4, 0.2, −0.2. Scores are not clipped, and β = 0.05."""
     expected = {
         "abs": [0.2, 0.4, 0.4, 0.2, 0.2],
         "k2": [0.02, 0.08, 0.08, 0.02, 0.02],
@@ -401,7 +402,8 @@ def test_evpo() -> None:
 
 
 def test_sao() -> None:
-    """No KL; λ_policy = 1 − 1/(1.5·2) = 2/3 and 1 − 1/(1.5·3) = 7/9; both ended, so no value stands after the end."""
+    """There is no KL, and λ_policy is 1 − 1/(1.5·2) = 2/3 and 1 − 1/(1.5·3) = 7/9. Both responses ended, so the values
+    after their ends do not count."""
     learnt = learn("sao", scores=[1.0, -1.0], final_values=[9.0, 9.0])
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, -1.0])
     # δ = 0.2, 0.6 | −0.3, −0.2, −0.6

@@ -146,7 +146,8 @@ def test_rloo() -> None:
 
 
 def test_remax() -> None:
-    """The score less the greedy response's, at the end; −0.05·k1 on the way; −log π·(what follows the token)."""
+    """The reward is the score less the greedy response's at the end, and −0.05·k1 at each token. The loss of a token is
+    −log π times the sum of rewards from it on."""
     learnt = learn("remax", scores=[1.0, -1.0], greedy_scores=[0.25, 0.25])
     assert has_no_critic(learnt)
     assert learnt.scaled_scores == [1.0, -1.0]
@@ -270,7 +271,8 @@ def test_dr_grpo() -> None:
 
 
 def test_dapo() -> None:
-    """Groups that are all right are sampled again; overlong shaping; as grpo, clip 0.2/0.28, token mean, no KL."""
+    """Groups whose responses are all right are sampled again, and overlong responses cost. The rest is as in grpo, with
+    clips at 0.2 and 0.28, a mean over tokens and no KL."""
     rounds = [scored_as([1.0, 1.0]), scored_as([1.0, -1.0])]
     preset = Algorithm(preset="dapo")
     assert preset.drop_uniform_groups
@@ -324,7 +326,8 @@ def test_gspo() -> None:
 
 
 def test_cispo() -> None:
-    """Groups and shaping of dapo; −min(ρ, 5)·A·log π with a fixed weight, token mean: no token loses its gradient."""
+    """Groups and shaping are as in dapo. The loss is the token mean of −min(ρ, 5)·A·log π with the weight held fixed,
+    so no token loses its gradient."""
     assert Algorithm(preset="cispo").drop_uniform_groups
     learnt = learn("cispo", scores=[1.0, -1.0], samples_per_prompt=2, max_length=3)
     assert has_no_critic(learnt)
@@ -341,7 +344,7 @@ def test_cispo() -> None:
 
 
 def test_sapo() -> None:
-    """−4/τ·σ(τ·(ρ − 1))·A, τ = 1 where A > 0, and 1.05 elsewhere; its slope is −4·σ·(1 − σ)·ρ·A."""
+    """The loss is −4/τ·σ(τ·(ρ − 1))·A with τ = 1 where A > 0 and 1.05 elsewhere, and its slope is −4·σ·(1 − σ)·ρ·A."""
     learnt = learn("sapo", scores=[1.0, 0.0], samples_per_prompt=2)
     assert has_no_critic(learnt)
     a = 0.5 / (sqrt(0.5) + 1e-6)
@@ -383,7 +386,7 @@ def test_a_group_of_equal_scores_teaches_nothing() -> None:
 
 
 def test_dual_clip_bounds_what_a_loser_costs() -> None:
-    """A = −0.5 on b: with c = 1.2 its loss is at most 1.2 · 0.5, and 1.3 · 0.5 passes no gradient."""
+    """b has A = −0.5. With c = 1.2 a token's loss is at most 1.2 · 0.5, and a ratio of 1.3 passes no gradient."""
     learnt = learn("dr_grpo", scores=[1.0, 0.0], samples_per_prompt=2, dual_clip=1.2)
     update = learnt.policy_update(RATIOS)
     assert update.loss == close((-0.5 * (1.2 + 0.7) + 0.5 * (0.8 + 1.2 + 0.9)) / 20)

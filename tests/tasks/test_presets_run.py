@@ -317,7 +317,7 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
 def test_where_every_step_is_too_far_the_policy_stays_and_each_epoch_ends(
     pipeline: Any, tmp_path: Path
 ) -> None:
-    """Two epochs of two minibatches: of each, the first step is tried whole and halved, and the second never."""
+    """In each of two epochs of two minibatches, the first step is tried whole and halved, and the second never is."""
     algorithm = preset("ppo", trust_region_kl=1e-12, trust_region_halvings=1)
     job = job_of(Case(algorithm, {"epochs": 2, "iterations": 1}), pipeline, tmp_path)
     run_stage(job)

@@ -38,7 +38,8 @@ def visit(counts: PromptDifficulty, **passed: int) -> None:
 
 
 def test_a_prompt_is_judged_by_its_groups(tmp_path: Path) -> None:
-    """a: 4, 4 of 4: too easy. b: 0, 0: impossible. c: 4, 3, 4: not in a row. d: 0, then 1: possible. e: one group only."""
+    """Right responses of 4 in each group: a has 4, 4 and is too easy; b has 0, 0 and is impossible; c has 4, 3, 4, so
+    not 4 in a row; d has 0, 1 and is possible; e has one group only."""
     counts = counts_of(*"abcdef")
     visit(counts, a=4, b=0, c=4, d=0)
     assert counts.metrics() == {"prompts_too_easy": 0, "prompts_impossible": 0}

@@ -24,7 +24,7 @@ SHORT: dict[str, dict[str, object]] = {
 
 
 class Rounded(Pipeline):
-    """The small pipeline with adapters on a rounded model, a step or two each."""
+    """The small pipeline with adapters on a rounded model, whose stages take a step or two."""
 
     def job(self, name: str, *, folder: Path | None = None, **changes: object) -> StageJob:
         job = super().job(name, folder=folder, **{**SHORT.get(name, {}), **changes})

@@ -84,7 +84,7 @@ def test_of_direct_preference_optimisation(pairs: tuple[Any, Completions]) -> No
 
 
 def test_of_rankings(pairs: tuple[Any, Completions], tmp_path: Path) -> None:
-    """Rows of two and of three responses: the pairs of all rows of a prompt are one cluster, not those of a row."""
+    """Rows rank two or three responses. The pairs of all rows of a prompt are one cluster, not those of one row."""
     job, _ = pairs
     ranked = [
         {"prompt": row["prompt"], "responses": [row["chosen"], row["rejected"], "a:1"][: 2 + n % 2], "ranks": [0, 1, 2][: 2 + n % 2]}

@@ -41,7 +41,7 @@ def job_of(pipeline: Any, folder: Path, data: Path, work: Any = WORK) -> StageJo
 
 @pytest.fixture(scope="module")
 def grouped(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the pairs of the pipeline as a file with the column ``subgroup``: three values, and none in some rows."""
+    """Return the pipeline's pairs as a file whose column ``subgroup`` has three values, and none in some rows."""
     folder = tmp_path_factory.mktemp("grouped")
     rows = [
         row
@@ -136,7 +136,7 @@ def test_the_size_of_a_micro_batch_changes_nothing(
 
 
 def test_groups_by_length_by_hand() -> None:
-    """Differences −4 … 4: quartiles −2, 0 and 2; equal differences stay together."""
+    """Differences from −4 to 4 have the quartiles −2, 0 and 2. Equal differences stay together."""
     groups = length_groups(torch.tensor([4, -4, 0, 2, -2, 1, -1, 3, -3]))
     assert groups["chosen_longer"].nonzero().flatten().tolist() == [0, 3, 5, 7]
     assert groups["chosen_shorter"].nonzero().flatten().tolist() == [1, 4, 6, 8]
@@ -170,7 +170,7 @@ def test_the_worst_subgroup_has_enough_prompts_and_not_only_pairs() -> None:
 
 
 def test_a_pair_with_the_opposite_outcome_is_as_sure_and_wrong() -> None:
-    """Two pairs of confidence 0.9, right: each alone has a gap of 0.1; with the second turned, (0.1 − 0.9)/2."""
+    """Two right pairs of confidence 0.9 have a gap of 0.1 each. With the second turned, the gap is (0.1 − 0.9)/2."""
     gaps = gaps_of_outcomes(torch.full((2,), math.log(9), dtype=torch.float64))
     weights = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]], dtype=torch.float64)
     assert gaps(weights).sum(dim=1).tolist() == pytest.approx([0.1, -0.4])

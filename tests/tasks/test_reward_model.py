@@ -193,7 +193,7 @@ def test_scores_are_centred_on_demonstrations(pipeline: Any) -> None:
 def test_only_the_first_demonstrations_are_scored_and_counted(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five of them: the sum of five scores over 5, and not over all that there are."""
+    """The mean is the sum of the first five scores over 5, and not over the number of all demonstrations."""
     job = pipeline.job("reward")
     demonstrations = read_completions(job.inputs["centre_on"], "train", ["response"], codec_of(job, "init"))
     reward = load_scalar(pipeline.folder("reward"))

@@ -60,7 +60,7 @@ def test_every_prompt_of_every_split_is_answered_as_often_as_asked(
 
 
 def test_a_batch_has_as_many_responses_whatever_the_split_samples() -> None:
-    """12 responses at once: 3 training prompts of 4, and 6 held-out prompts of 2."""
+    """A batch of 12 responses has 3 training prompts with 4 each, or 6 held-out prompts with 2 each."""
     work = SimpleNamespace(batch_size=12, samples_per_prompt=4, held_out_samples_per_prompt=2)
     prompts = {"train": range(7), "validation": range(6), "test": range(8)}
     batches = rollout_collection.cut_batches(prompts, work)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_a_prompt_s_responses_differ(made: Any) -> None:
 
 
 def test_ids_texts_ends_and_log_probabilities_are_the_policy_s(made: Any) -> None:
-    """A pass of its own over the written ids, without our samplers or caches."""
+    """The written log-probabilities equal those of one pass over the written ids, without our samplers or caches."""
     folder, _, job = made
     codec = codec_of(job, "policy")
     model = load_policy(job.inputs["policy"])

@@ -95,7 +95,7 @@ def responses_of(job: StageJob) -> list[dict[str, Any]]:
 
 
 def test_the_score_is_that_of_the_stored_responses(scored: Done, server: FakeServer) -> None:
-    """The responses are judged again: the ids as text, beside their prompt. Then the share follows by its formula."""
+    """The stored ids are decoded and judged again with their prompts, and the share is computed by its formula."""
     tokenizer = load_tokenizer(scored.job.inputs["init"])
     kept = responses_of(scored.job)
     assert len(kept) == scored.job.work.test_samples == 16

@@ -1,4 +1,5 @@
-"""Ray places servers on the nodes of a cluster: a real one on this machine, with two nodes of two CPUs, and the small server."""
+"""Ray places servers on the nodes of a cluster. The cluster is a real one on this machine, with two nodes of two CPUs;
+the servers are the small ones of the tests."""
 
 import os
 import signal

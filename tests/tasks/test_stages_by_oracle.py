@@ -170,9 +170,8 @@ def test_value_pretraining_on_collected_responses(
 
 
 def test_value_pretraining_of_a_fresh_critic(folders: dict[str, Path], tmp_path: Path) -> None:
-    """The critic starts from a policy, on plain discounted scores: without KL, so without a reference, and without
-    moments to hand on.
-    """
+    """The critic starts from a policy and learns plain discounted scores, without KL, reference, or moments to hand
+    on."""
     work = ValuePretraining.model_validate(
         {
             **ROLLOUTS,
@@ -230,7 +229,7 @@ def test_value_pretraining_of_several_outputs(
 
 
 def test_best_of_n(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Best of n equals the oracle: journal, weights and headline metrics."""
+    """Journal, weights and headline metrics of best of n equal the oracle's."""
     work = BestOfN.model_validate(
         {**ROLLOUTS, "kind": "best_of_n", "init": "init", "samples_per_prompt": 3, "minibatch_size": 2}
     )
@@ -243,7 +242,7 @@ def test_best_of_n(folders: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_best_of_n_collected_beforehand(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Two of the three collected responses compete; the policy that learns is not the one that gave them."""
+    """Two of the three collected responses compete. The policy that learns is not the one that sampled them."""
     work = BestOfN.model_validate(
         {
             **ROLLOUTS,

@@ -1,4 +1,5 @@
-"""Every kind of stage and every preset give on several gloo processes what they give on one: weights, optimisers, metrics, rows."""
+"""Every kind of stage and every preset give on several gloo processes the weights, optimisers, metrics and rows of
+one."""
 
 import json
 import shutil
@@ -211,7 +212,7 @@ EVERY_CASE = [(world_size, name) for world_size, cases in CASES.items() for name
 
 @dataclass(frozen=True)
 class Ran:
-    """A case as it came out."""
+    """A case that has run, with its result."""
 
     job: StageJob
     result: StageResult

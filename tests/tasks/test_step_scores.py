@@ -101,7 +101,8 @@ def test_a_verifier_scores_each_beginning_and_the_reward_is_where_it_ends(
 def test_each_named_score_of_a_beginning_counts_by_its_own_rule(
     pipeline: Any, verifiers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: str
 ) -> None:
-    """Names in another order than the verifier's; a score of weight 0 is only recorded. Values of both by hand from the texts."""
+    """The recipe names scores in another order than the verifier. A score of weight 0 is only recorded. The expected
+    values are worked out by hand from the texts."""
     rules = {
         "odd": {"weight": -1.5},
         "length": {"clip": {"high": 2.0}, "offset": -0.5},
@@ -261,7 +262,7 @@ def byte_tokenizer(decoder: Any, vocabulary: list[str]) -> PreTrainedTokenizerFa
 
 
 class Decoded:
-    """A codec around a real tokenizer; no token ends a response."""
+    """A codec around a real tokenizer, for which no token ends a response."""
 
     stop_token_ids = ()
 

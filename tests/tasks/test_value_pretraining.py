@@ -140,7 +140,7 @@ def test_the_critic_that_is_kept_is_the_best_that_was_measured(pipeline: Any, tm
 
 
 def test_patience_counts_from_the_last_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Explained variance rises, falls, rises and falls twice: 1 measurement without a gain, none, then 1 and 2."""
+    """Explained variance rises, falls, rises and is lower twice: 0, 1, 0, 1 and 2 measurements in a row had no gain."""
     found = iter([0.1, 0.05, 0.3, 0.2, 0.25])
     monkeypatch.setattr(
         value_pretraining, "diagnose", lambda *_: SimpleNamespace(explained_variance=next(found))

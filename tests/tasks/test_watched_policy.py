@@ -77,7 +77,7 @@ def test_falls_are_counted_against_the_measurement_that_the_judge_liked_best(see
 
 
 def test_falls_count_only_in_a_row() -> None:
-    """The measurements: the best so far, a fall, one in which the reward has not risen, two falls in a row, and a new best."""
+    """The measurements are: the best, a fall, one in which the reward did not rise, two falls in a row, a new best."""
     prompts, noise = [str(k) for k in range(8)], [0.01 * (k % 3) for k in range(8)]
     seen, falls = WatchedSoFar(), []
     for reward, judged in ((0.0, 1.0), (1.0, 0.5), (0.0, 0.5), (1.0, 0.5), (1.0, 0.4), (1.0, 2.0)):
@@ -89,7 +89,7 @@ def test_falls_count_only_in_a_row() -> None:
 
 
 def test_responses_to_one_prompt_are_one_cluster() -> None:
-    """Four rows of two prompts: the error is that of two differences, not of four."""
+    """Two prompts have four rows, and the error is that of two differences, not of four."""
     change = change_of(
         torch.tensor([1.0, 1.0, 0.0, 0.0]),
         torch.tensor([0.0, 0.0, 0.2, 0.2]),

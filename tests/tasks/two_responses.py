@@ -56,7 +56,7 @@ def close(expected: Any) -> Any:
 
 
 def times(weights: list[float], numbers: list[float]) -> list[float]:
-    """Multiply token by token."""
+    """Return the products of weights and numbers, token by token."""
     return [weight * number for weight, number in zip(weights, numbers, strict=True)]
 
 
@@ -90,12 +90,12 @@ class Learnt:
 
     @property
     def advantages(self) -> list[float]:
-        """As the surrogate sees them: after whitening, normalising and clipping."""
+        """The advantages that the surrogate reads, after whitening, normalising and clipping."""
         return at_tokens(self.micro.advantages)
 
     @property
     def targets(self) -> list[float]:
-        """Of the critic."""
+        """The critic's targets."""
         assert self.estimates.targets is not None
         return at_tokens(self.estimates.targets)
 

@@ -105,8 +105,8 @@ def job_of(
 
 
 def collect(folder: Path, folders: Mapping[str, Path], *, policy: str) -> Path:
-    """Collect three responses of a policy to each training prompt, and four to each other, scored by ``main``; returns
-    the artifact's folder.
+    """Collect three responses of a policy to each training prompt and four to each other prompt, scored by ``main``.
+    Returns the artifact's folder.
     """
     work = RolloutCollection(
         kind="rollout_collection",

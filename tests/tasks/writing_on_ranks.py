@@ -2,9 +2,9 @@
 
     WITH_TORCH.run_main("tests.tasks.writing_on_ranks", JOBS, STRATEGY, HARM)
 
-runs every job of the JSON lines in the file JOBS, one after the other; a job named ``plain`` writes its checkpoints between two
-steps. HARM is what befalls the second rank of the last job in the thread that writes its second checkpoint, or the first rank
-under ddp, which alone writes: ``none``, ``kill`` or ``full``.
+runs every job of the JSON lines in the file JOBS, one after the other; a job named ``plain`` writes its checkpoints
+between two steps. HARM (``none``, ``kill`` or ``full``) is what happens to the second rank of the last job in the
+thread that writes its second checkpoint, or to the first rank under ddp, which alone writes.
 """
 
 import errno

@@ -1,8 +1,9 @@
-"""Compute every loss of the stages with its rows shared out over ranks: its gradient, and what it reports.
+"""Compute the gradient and the metrics of every loss of the stages, with its rows shared out over ranks.
 
     WITH_TORCH.run_main("tests.tasks.training.rank_losses", MODEL, WORLD_SIZE, OUTPUT)
 
-forks so many gloo processes, which write them as safetensors and JSON; ``test_ranks.py`` compares their sum with one process.
+forks WORLD_SIZE gloo processes, which write them as safetensors and JSON. ``test_ranks.py`` compares their sum with
+those of one process.
 """
 
 import json
@@ -97,8 +98,8 @@ def likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
 
 
 def packed_likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    """Compute packed rows of the ranks: two with one of 8, two with one of 8 tokens, and three of 11, 8 and 7; one or
-    two passes.
+    """Compute the loss of packed rows, each a pass. Of three ranks the first packs 7 with 6 tokens, and 4 alone, the
+    second 6 with 4, and the third 13 and 11 alone.
     """
     policy = PolicyModel(load_policy(folder))
     minibatch = SEQUENCES.select(rows)
@@ -109,7 +110,7 @@ def packed_likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics
 
 
 def pairs() -> Completions:
-    """Compute seven pairs: each response against the one before it."""
+    """Return seven pairs, in which each response is chosen over the one before it."""
     responses = {"chosen": IDS, "rejected": [IDS[row - 1] for row in range(7)]}
     return Completions(PROMPTS, responses, pad_token_id=0, num_too_long=0)
 
@@ -146,7 +147,7 @@ def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
 
 @dataclass(frozen=True)
 class Preferences:
-    """The loss of a ``dpo`` stage under these switches."""
+    """The loss of a ``dpo`` stage with the given switches."""
 
     switches: dict[str, Any]
 
@@ -249,7 +250,7 @@ class InProcess(ServedTeacher):
 
 @dataclass(frozen=True)
 class SampledKL:
-    """The same, estimated from the sampled tokens; they come from another policy than the one that learns."""
+    """The same loss, estimated from sampled tokens, which come from another policy than the one that learns."""
 
     is_served: bool
 
@@ -323,7 +324,7 @@ def rollout_of(folder: Path, rows: list[int], algorithm: Algorithm) -> Rollout:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """One policy update's losses under these switches."""
+    """The losses of one policy update with the given switches."""
 
     switches: dict[str, Any]
 

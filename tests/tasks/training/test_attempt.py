@@ -31,7 +31,7 @@ TOTAL = 7
 
 @dataclass(frozen=True)
 class Lowest:
-    """The lowest loss so far."""
+    """The state of an attempt: the lowest loss so far."""
 
     lowest: float = 1e9
 
@@ -252,7 +252,7 @@ def test_a_metric_that_is_not_finite_ends_the_attempt_at_the_second_time(
 
 
 def remove_part(checkpoints: Path, part: str, *, key: str | None = None) -> None:
-    """Rewrite the newest checkpoint without one part (of a state: or one value in it), with a manifest that fits."""
+    """Rewrite the newest checkpoint without one part, or without one value of a state, with a manifest that fits."""
     folder = max(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     for path in folder.iterdir():
         path.chmod(0o644)

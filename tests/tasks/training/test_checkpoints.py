@@ -63,7 +63,7 @@ class TiedModel(nn.Module):
 
 
 class Training:
-    """A policy and a critic, each with its optimiser; random numbers, a schedule, a coefficient that moves."""
+    """A policy and a critic with an optimiser each, random numbers, a schedule, and a coefficient that changes."""
 
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
         torch.manual_seed(seed)

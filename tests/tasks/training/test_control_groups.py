@@ -53,7 +53,7 @@ def test_version_2_in_a_container_whose_group_is_the_root_of_what_it_sees(tmp_pa
 
 
 def test_version_2_on_a_host_reads_its_own_group_and_the_limits_around_it(tmp_path: Path) -> None:
-    """A Slurm job's step: the job has the limits. What the kernel has killed in other jobs does not count."""
+    """A step of a Slurm job reads the limits of the job. What the kernel has killed in other jobs does not count."""
     host = Host(tmp_path, groups="0::/system.slice/slurmd.service/job_7/step_0/task_0\n", mounts=V2)
     host.group(
         "system.slice/slurmd.service/job_7/step_0/task_0",
@@ -100,7 +100,7 @@ def test_version_1(tmp_path: Path) -> None:
 
 
 def test_version_1_in_a_container_that_sees_its_own_part_alone(tmp_path: Path) -> None:
-    """Docker without a cgroup namespace: the path is the host's, and the container's mount begins there."""
+    """In Docker without a cgroup namespace the path is the host's, and the container's mount begins there."""
     host = Host(
         tmp_path, groups="5:memory:/docker/4f2a\n", mounts={"memory": "/docker/4f2a cgroup rw,memory"}
     )

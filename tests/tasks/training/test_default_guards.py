@@ -1,4 +1,4 @@
-"""The default guards of a policy stage on scripted curves: a collapse is seen within five iterations of its onset, noise is not."""
+"""On scripted curves a policy's default guards see a collapse within five iterations of its onset, and ignore noise."""
 
 import math
 import random

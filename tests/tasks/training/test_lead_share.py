@@ -35,7 +35,8 @@ def moments(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, fl
 
 
 def test_a_share_by_hand() -> None:
-    """Two prompts of one row each: gains 0.2 and 0.4, leads 0.5 and 0.7, so 0.6/1.2. Errors of g − ρ·l: −0.05 and 0.05."""
+    """Two prompts of one row have gains 0.2 and 0.4 and leads 0.5 and 0.7, so the share ρ is 0.6/1.2, and the residuals
+    g − ρ·l are −0.05 and 0.05."""
     found = lead_share(
         torch.tensor([0.3, 0.5]), torch.tensor([0.1, 0.1]), torch.tensor([0.6, 0.8]), torch.tensor([4, 9])
     )
@@ -79,7 +80,7 @@ def test_without_a_lead_there_is_no_share_and_the_gate_is_closed_for_that_reason
 
 
 def test_a_lead_that_may_be_chance_has_no_interval_at_that_confidence() -> None:
-    """The lead is 2.2 standard errors: an interval at 80 % (t = 1.48), none at 95 % (t = 2.57)."""
+    """The lead is 2.2 standard errors, so there is an interval at 80 % (t = 1.48) and none at 95 % (t = 2.57)."""
     gain, lead = np.array([0.2, 0.1, 0.3, 0.0, 0.2, 0.1]), np.array([1.0, 0.0, 0.9, -0.3, 0.8, 0.4])
     prompts = torch.arange(6)
     ratio = lead.mean() / (lead.std(ddof=1) / math.sqrt(6))

@@ -124,12 +124,14 @@ class Bytes:
 def test_memory_is_shared_out_by_hand(
     beside: bool, trains: bool, tokens: int, sampled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenth of 100,000 bytes is left free, and 20,000 are what AdamW needs for 2,500 weights.
+    """A tenth of 100,000 bytes is left free, and AdamW needs 20,000 for 2,500 weights. Positions are rounded down.
 
-    One after the other: (70,000 − 2,000) / 10 = 6,800 positions are 6,656, (70,000 − 1,000) / 7 = 9,857 are 9,216. Beside each
-    other, there is a copy of the weights, 10,000 bytes; where it samples, the gradients of what trains besides; and each has
-    half: (60,000 − 2,000) / 10 / 2 = 2,900 are 2,816, (50,000 − 1,000) / 7 / 2 = 3,500 are 3,328. A fixed policy is not copied:
-    (70,000 − 2,000) / 10 / 2 = 3,400 are 3,328, (60,000 − 1,000) / 7 / 2 = 4,214 are 4,096.
+    If training and sampling alternate, training has (70,000 − 2,000) / 10 = 6,800 positions, rounded to 6,656, and
+    sampling (70,000 − 1,000) / 7 = 9,857, rounded to 9,216.
+
+    If they run beside each other, each has half. A copy of the weights takes 10,000 bytes, and while sampling so do the
+    gradients: (60,000 − 2,000) / 10 / 2 = 2,900 is 2,816, and (50,000 − 1,000) / 7 / 2 = 3,500 is 3,328. A fixed policy
+    is not copied: (70,000 − 2,000) / 10 / 2 = 3,400 is 3,328, and (60,000 − 1,000) / 7 / 2 = 4,214 is 4,096.
     """
     meter = Bytes(100_000)
     monkeypatch.setattr(memory_meter, "meter", lambda: meter)
@@ -158,7 +160,8 @@ def test_a_row_is_computed_however_little_memory_there_is(
 
 
 def test_the_longest_row_is_that_of_prompt_and_response_together() -> None:
-    """Rows of 9 + 3, 2 + 11 and 5 + 6 tokens; the longest prompt with the longest response that may come."""
+    """Of rows of 9 + 3, 2 + 11 and 5 + 6 tokens the second is the longest. A row to sample is the longest prompt with
+    the longest response that is allowed."""
     examples = Completions(
         prompt_ids=[[1] * 9, [1] * 2, [1] * 5],
         response_ids={"chosen": [[7] * 3, [7] * 4, [7] * 6], "rejected": [[7] * 2, [7] * 11, [7]]},
@@ -250,7 +253,7 @@ def test_measuring_moves_nothing() -> None:
 
 
 class Held(torch.autograd.Function):
-    """0, with a gradient; it holds a tensor until the pass backward."""
+    """A function whose value and gradient are 0, and which holds a tensor until the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, held: Tensor) -> Tensor:
@@ -302,7 +305,7 @@ def test_a_position_of_a_cache_has_a_key_and_a_value_in_each_layer(tiny: PolicyM
 
 @pytest.mark.parametrize("row", [Row(prompt=30, response=90), Row(prompt=200, response=10)])
 def test_what_sampling_takes_is_foreseen(row: Row, tiny: PolicyModel) -> None:
-    """Two short measurements predict the peak of 24 of the longest responses to as many prompts of the longest length."""
+    """Two short measurements predict the peak of sampling 24 responses, where prompts and responses are the longest."""
     count = 24
     with LiveMemory(PLENTY) as live:
         cost = sampling_cost(tiny, row, precision="float32", pad_token_id=0, meter=live)

@@ -81,7 +81,7 @@ class Launched(TorchDispatchMode):
 
 
 def launched_by_a_step(num_layers: int) -> Counter[str]:
-    """Return the operators that the second step calls: the first step also creates the moments."""
+    """Return the operators that the second step calls, because the first step also creates the moments."""
     module = nn.Sequential(*(nn.Linear(3, 3) for _ in range(num_layers)))
     optimizer = make_optimizer(module, weight_decay=0.1)
     for _ in range(2):

@@ -83,7 +83,7 @@ def test_scores_and_their_gradients_are_those_of_one_pass(
 
 
 def test_a_prompt_is_read_once(reward: ScalarModel) -> None:
-    """Eight responses to each of two prompts, 20 of 20 tokens: 2 · 20 + 16 · 20 positions, and not 16 · 40."""
+    """Two prompts of 20 tokens, each with eight responses of 20, take 2 · 20 + 16 · 20 positions, and not 16 · 40."""
     batch = groups([20, 20], [[20] * 8] * 2)
     assert int(batch.attention_mask.sum()) == 640
     for limits, passes_made, positions in ((UNLIMITED, 2, 360), (NOT_SHARED, 1, 640)):
@@ -94,7 +94,8 @@ def test_a_prompt_is_read_once(reward: ScalarModel) -> None:
 
 
 def test_a_prompt_is_read_again_where_that_costs_less() -> None:
-    """Two responses to prompts of 127 and of 129 tokens: to read one prompt less does not pay for a pass, or does."""
+    """A prompt of 127 tokens is read again for its second response. With 129 tokens, reading it once is worth a
+    pass."""
     assert laid_out(groups([127], [[8, 8]]), UNLIMITED).layout is None
     layout = laid_out(groups([129], [[8, 8]]), UNLIMITED).layout
     assert isinstance(layout, Parts) and layout.prompts
@@ -218,7 +219,7 @@ def test_what_is_planned_is_what_is_computed(lengths: list[tuple[int, list[int]]
 
 
 def test_passes_are_filled_with_the_responses_to_one_prompt_after_the_other() -> None:
-    """Prompts of 4, 9 and 4 tokens; by hand, at most 30 positions: 9 + 2 · 8, then 4 + 4 + 4 · 5."""
+    """With prompts of 4, 9 and 4 tokens, passes of at most 30 positions have 9 + 2 · 8, and then 4 + 4 + 4 · 5."""
     batch = groups([4, 9, 4], [[5, 2], [8, 3], [5, 5]])
     lengths = Lengths(batch)
     assert filled(lengths, range(6), PassLimits(tokens=30)) == [[2, 3], [0, 1, 4, 5]]
@@ -226,7 +227,7 @@ def test_passes_are_filled_with_the_responses_to_one_prompt_after_the_other() ->
 
 
 def test_a_response_without_a_token_shares_no_prompt() -> None:
-    """Three responses to a prompt of 200 tokens, one of them empty: a part of it would have no column."""
+    """One of three responses to a prompt of 200 tokens is empty, and a part with it would have no column."""
     batch = groups([200, 150], [[0, 8, 8], [9, 9]])
     assert not Lengths(batch).can_share
     assert all(part.cuts is None for part in passes_of(batch, UNLIMITED))

@@ -13,7 +13,7 @@ from vantage.tasks.training.passes import Pass, packed_passes, passes
 
 
 def cost_of(lengths: list[int], ends: tuple[int, ...], overhead: int) -> int:
-    """Return the cost of passes over rows, the longest first, that end there: written out from its definition."""
+    """Return, from its definition, the cost of passes that end at these rows, where the longest row is the first."""
     starts = (0, *ends[:-1])
     return sum(
         overhead + (end - start) * max(lengths[start:end]) for start, end in zip(starts, ends, strict=True)
@@ -90,7 +90,7 @@ def test_rows_of_one_length_are_as_few_passes_as_may_be_in_their_order() -> None
 
 
 def test_the_longest_come_first_and_share_a_pass() -> None:
-    """Four of 100 tokens and four of 10: one pass would compute 800 positions, two compute 440."""
+    """With four rows of 100 tokens and four of 10, one pass would compute 800 positions, and two compute 440."""
     lengths = [10, 100, 10, 100, 10, 100, 10, 100]
     assert [part.rows for part in passes(lengths, UNLIMITED)] == [[1, 3, 5, 7], [0, 2, 4, 6]]
 

@@ -183,7 +183,7 @@ def test_a_full_disk_stops_nobody_who_tells_of_a_phase(tmp_path: Path) -> None:
 
 
 def test_time_left_is_told_at_the_pace_of_the_newest_steps() -> None:
-    """Iterations of 100 s: the first begins at 50, after a minute of loading; 14 in all."""
+    """There are 14 iterations of 100 s, of which the first begins at 50 s, after loading."""
     pace = Pace()
     pace.mark(0, 0.0)
     pace.mark(0, 50.0)
@@ -204,7 +204,7 @@ def test_time_left_is_told_at_the_pace_of_the_newest_steps() -> None:
 
 
 def test_time_left_follows_a_pace_that_changes() -> None:
-    """A thousand steps of 0.1 s, then steps of 1 s: after 100 of those nothing of the old pace is left."""
+    """After a thousand steps of 0.1 s come steps of 1 s. After 100 of these the old pace has no effect."""
     pace, now = Pace(), 0.0
     for step in range(1001):
         pace.mark(step, now)

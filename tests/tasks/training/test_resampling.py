@@ -36,7 +36,8 @@ def wrongs(of_rows: Tensor) -> Statistic:
 
 @pytest.mark.parametrize(("n", "exact"), [(4, 0.602), (16, 0.206), (64, 0.056)])
 def test_prompts_that_are_all_right_may_hide_wrong_ones(n: int, exact: float) -> None:
-    """0 wrong of n: the exact 97.5 % bound is 1 − 0.025^(1/n). Each resample turns each prompt (right → wrong) with probability 2/(n + 4)."""
+    """With 0 wrong of n, the exact 97.5 % bound is 1 − 0.025^(1/n). A resample turns each prompt from right to wrong
+    with probability 2/(n + 4)."""
     assert exact == pytest.approx(1 - 0.025 ** (1 / n), abs=5e-4)
     found = bootstrapped_size(wrongs(torch.zeros(n).double()), torch.arange(n), seed=0)
     assert [each[0] for each in found.intervals] == list(CONFIDENCES)
@@ -48,7 +49,7 @@ def test_prompts_that_are_all_right_may_hide_wrong_ones(n: int, exact: float) ->
 
 
 def test_rows_of_a_prompt_are_turned_together() -> None:
-    """8 prompts of 3 right rows: the share of wrong rows is a multiple of 3/24 in every resample, so at every quantile."""
+    """8 prompts have 3 right rows each. In every resample, and so at every quantile, a multiple of 3/24 is wrong."""
     clusters = torch.arange(8).repeat_interleave(3)
     found = bootstrapped_size(wrongs(torch.zeros(24).double()), clusters, seed=0)
     assert all((8 * high) % 1 == pytest.approx(0) for _, _, high in found.intervals)

@@ -30,7 +30,7 @@ class Policy:
 def test_a_pass_reads_what_the_losses_read(
     coef: float, kind: str, reads_reference: bool, value_head: str | None
 ) -> None:
-    """The exact KL holds the logits of the reference too: twice the memory of a pass without it."""
+    """The exact KL also holds the logits of the reference, which takes twice the memory of a pass without it."""
     policy = Policy(value_head)
     networks: Any = SimpleNamespace(
         models=SimpleNamespace(sampler="the sampler", reference="the reference"),

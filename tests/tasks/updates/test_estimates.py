@@ -51,10 +51,10 @@ HALF = {"kl_coef": 0.0, "whiten_advantages": False, "gamma": 0.5}
 
 @pytest.mark.parametrize("bootstrap", [False, True])
 def test_what_was_cut_off_goes_on_at_the_critics_value(bootstrap: bool) -> None:
-    """a ended and b was cut off; of the values of the whole responses, 9 of a and 0.6 of b, only b's counts.
+    """a ended and b was cut off. Of the values after the last tokens, 9 for a and 0.6 for b, only b's counts.
 
-    γ = ½, r = 0, 1 | 0, 0, −1, V = 0.2, 0.4 | 0.1, −0.2, −0.4: δ = 0, 0.6 | −0.2, 0, and −1 + 0.4 = −0.6 of b's last,
-    or with the bootstrap −0.6 + ½·0.6 = −0.3. λ_policy = ½ gives γλ = ¼; λ_value = 1 the returns.
+    With γ = ½, r = 0, 1 | 0, 0, −1 and V = 0.2, 0.4 | 0.1, −0.2, −0.4, δ = 0, 0.6 | −0.2, 0, −0.6. The last is −1 +
+    0.4, or −0.6 + ½·0.6 = −0.3 with the bootstrap. λ_policy = ½ gives γλ = ¼, and λ_value = 1 gives the returns.
     """
     learnt = learn(
         "ppo",
@@ -73,7 +73,8 @@ def test_what_was_cut_off_goes_on_at_the_critics_value(bootstrap: bool) -> None:
 
 @pytest.mark.parametrize("bootstrap", [False, True])
 def test_a_horizon_of_two_tokens_with_lambda_1_gives_two_step_returns(bootstrap: bool) -> None:
-    """b's first: 0 + ½·0 + ¼·V_3 = −0.1. Its second: ½·(−1), + ¼·0.6 of what stands after the cut. Its last: −1, + ½·0.6."""
+    """b's first target is 0 + ½·0 + ¼·V_3 = −0.1. Its second is ½·(−1) and its last −1; with the bootstrap the value
+    after the cut adds ¼·0.6 and ½·0.6."""
     learnt = learn(
         "ppo",
         scores=scored_as([1.0, -1.0], ended=(True, False)),
@@ -90,7 +91,7 @@ def test_a_horizon_of_two_tokens_with_lambda_1_gives_two_step_returns(bootstrap:
 
 
 def test_the_horizon_keeps_two_lambdas() -> None:
-    """δ = 0, 0.6 | −0.2, 0, −0.6 as above; two of them with γλ = ¼ for the policy and 0 for the critic."""
+    """δ = 0, 0.6 | −0.2, 0, −0.6 as above. Two of them are summed with γλ = ¼ for the policy and 0 for the critic."""
     learnt = learn("ppo", scores=[1.0, -1.0], lambda_policy=0.5, lambda_value=0.0, gae_horizon=2, **HALF)
     assert learnt.advantages == close([0.15, 0.6, -0.2, -0.15, -0.6])
     deltas = [0.0, 0.6, -0.2, 0.0, -0.6]
@@ -265,7 +266,8 @@ def test_hysteresis_keeps_a_critic_out_until_it_is_clearly_better() -> None:
 
 
 def test_a_blended_critic_counts_by_its_explained_variance() -> None:
-    """γ = ½, r = 0, 1 | 0, 0, −1, so G = 0.5, 1 | −0.25, −0.5, −1, mean −0.05; V = 0.2, 0.4 | 0.1, −0.2, −0.4."""
+    """With γ = ½ and r = 0, 1 | 0, 0, −1 the returns are G = 0.5, 1 | −0.25, −0.5, −1, whose mean is −0.05.
+    V = 0.2, 0.4 | 0.1, −0.2, −0.4."""
     learnt = learn(
         "evpo", scores=[1.0, -1.0], kl_coef=0.0, gamma=0.5, critic_ev_threshold=None, critic_blend=True
     )
@@ -288,7 +290,7 @@ def test_a_blended_critic_counts_by_its_explained_variance() -> None:
 
 
 def test_a_blended_critic_draws_what_follows_a_cut_to_the_mean_too() -> None:
-    """a ended, b was cut off, where the critic says 0.6; λ = 0 shows each value: A = r + γ·V' − V'."""
+    """a ended, and b was cut off where the critic predicts 0.6. With λ = 0 each value shows: A = r + γ·V' − V'."""
     learnt = learn(
         "evpo",
         scores=scored_as([1.0, -1.0], ended=(True, False)),

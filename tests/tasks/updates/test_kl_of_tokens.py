@@ -73,8 +73,8 @@ def by_the_formula(case: KlCreditCase) -> Tensor:
 
 
 def test_two_responses_by_hand() -> None:
-    """k1 = 0.2, −0.4 | 0.4, 0.2, −0.2; from each token on it sums to −0.2, −0.4 | 0.4, 0, −0.2. Scores of 1 and 0 are ±0.5 off
-    their mean, and β = 0.1."""
+    """k1 = 0.2, −0.4 | 0.4, 0.2, −0.2 sums from each token on to −0.2, −0.4 | 0.4, 0, −0.2. Scores of 1 and 0 are ±0.5
+    off their mean, and β = 0.1."""
     tokens = [0.5 + 0.02, 0.5 + 0.04, -0.5 - 0.04, -0.5 - 0.0, -0.5 + 0.02]
     mean = -0.092  # their sum is −0.46
     # Deviations 0.612, 0.632, −0.448, −0.408, −0.388; their squares sum to 1.29168

@@ -10,7 +10,7 @@ from vantage.tasks.updates.own_responses import describe_responses
 
 
 def test_a_response_that_has_not_ended_was_cut_off() -> None:
-    """One of four; lengths 1, 2, 3 and 4."""
+    """One of four responses has not ended. Their lengths are 1, 2, 3 and 4."""
     sequences = collate([[1]] * 4, [[5] * length for length in (1, 2, 3, 4)], pad_token_id=0)
     sampled = Sampled(
         prompts=["p"] * 4,

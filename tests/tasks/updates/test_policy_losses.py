@@ -238,7 +238,7 @@ def test_a_response_that_was_filtered_out_pulls_the_policy_nowhere(rolled: Rolle
 
 @pytest.mark.parametrize("covariance", ["clip", "kl"])
 def test_weights_of_another_sampler_select_no_other_tokens(rolled: Rolled, covariance: str) -> None:
-    """These weights act on the loss; the covariance is that of the advantages themselves."""
+    """The weights act on the loss, while the covariance is that of the advantages themselves."""
     switches = {**GROUP, **SELECTED, "covariance": covariance, "rollout_correction": "tis"}
     work = rolled.work(switches)
     networks = rolled.networks(work)
@@ -282,7 +282,7 @@ def test_where_all_were_filtered_out_the_policy_stays(rolled: Rolled, aggregatio
 
 
 def test_demonstrations_add_their_weighted_nll_per_token(rolled: Rolled) -> None:
-    """The NLL equals the one of the model's own logits and torch's cross-entropy, row by row: 4 + 1 + 2 tokens."""
+    """The NLL of the 4 + 1 + 2 tokens equals torch's cross-entropy on the model's own logits, row by row."""
     switches = SWITCHES["ptx"]
     with_ptx, metrics = rolled.update(switches, microbatch_size=2)
     without, _ = rolled.update(switches, with_ptx=False)

@@ -1,4 +1,4 @@
-"""The entropy coefficient between updates: what moves it, and what leaves it as it is."""
+"""The entropy coefficient is changed between updates by some measurements, and left as it is by others."""
 
 import math
 

@@ -58,7 +58,7 @@ class Trained:
     def guarded(
         self, measured: list[tuple[float, float]], *, before: float = -1.0, halvings: int = 3
     ) -> Guarded:
-        """Return a guarded step whose tries are measured to be this: surrogate, KL; the KL may be 0.01."""
+        """Return a guarded step whose tries have these measured surrogates and KLs. The KL may be at most 0.01."""
         tries = iter(measured)
         result = guarded_step(
             self.step,
@@ -170,7 +170,7 @@ def test_a_parameter_without_a_gradient_stays_without_one() -> None:
 
 
 def test_a_real_step_is_halved_until_it_is_near_enough() -> None:
-    """A Bernoulli policy with p = σ(w): its exact KL and surrogate after each try decide."""
+    """The policy is Bernoulli with p = σ(w), and its exact KL and surrogate after each try decide."""
     network = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(network.weight)  # p = 0.5
     optimizer = torch.optim.SGD(network.parameters(), lr=8.0)
