@@ -245,8 +245,7 @@ def test_ppo_max_scaling() -> None:
 
 
 def test_ppo_max_normalised() -> None:
-    """Scores are as in ppo_max. Advantages are normalised and clipped to ±0.5 in the minibatch; values are not
-    clipped."""
+    """Scores are as in ppo_max. Advantages are normalised and clipped to ±0.5 in the minibatch, and values are not."""
     learnt = learn("ppo_max_normalised", scores=[2.0, 0.8], moments=EARLIER)
     assert learnt.scaled_scores == close([0.3, -0.2 / 1.4])
     rewards = [-0.01, 0.02 + 0.3, -0.02, -0.01, 0.01 - 0.2 / 1.4]

@@ -170,8 +170,7 @@ def test_value_pretraining_on_collected_responses(
 
 
 def test_value_pretraining_of_a_fresh_critic(folders: dict[str, Path], tmp_path: Path) -> None:
-    """The critic starts from a policy and learns plain discounted scores, without KL, reference, or moments to hand
-    on."""
+    """The critic starts from a policy and learns plain discounted scores. It has no KL, no reference and no moments."""
     work = ValuePretraining.model_validate(
         {
             **ROLLOUTS,

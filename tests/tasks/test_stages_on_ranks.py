@@ -1,5 +1,4 @@
-"""Every kind of stage and every preset give on several gloo processes the weights, optimisers, metrics and rows of
-one."""
+"""Every kind of stage and every preset give on many gloo processes the weights, optimisers, metrics and rows of one."""
 
 import json
 import shutil

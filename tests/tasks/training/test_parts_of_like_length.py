@@ -94,8 +94,7 @@ def test_a_prompt_is_read_once(reward: ScalarModel) -> None:
 
 
 def test_a_prompt_is_read_again_where_that_costs_less() -> None:
-    """A prompt of 127 tokens is read again for its second response. With 129 tokens, reading it once is worth a
-    pass."""
+    """A prompt of 127 tokens is read again for its second response. With 129, reading it once is worth a pass."""
     assert laid_out(groups([127], [[8, 8]]), UNLIMITED).layout is None
     layout = laid_out(groups([129], [[8, 8]]), UNLIMITED).layout
     assert isinstance(layout, Parts) and layout.prompts
