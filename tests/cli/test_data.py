@@ -141,7 +141,7 @@ def test_a_template_that_goes_on_for_ever_for_some_row_is_ended(
 
 
 def fork_models(monkeypatch: pytest.MonkeyPatch, popen: Callable[..., "subprocess.Popen[Any]"]) -> None:
-    """Have processes that hold a model started by ``popen``: by themselves, they would load torch for five CPU seconds."""
+    """Let ``popen`` start the processes that hold a model, which would else load torch for five CPU seconds."""
     monkeypatch.setattr(sampling_process, "subprocess", SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE))
 
 
@@ -181,7 +181,8 @@ main()
 def test_a_template_that_takes_too_much_outside_the_first_prompts_is_ended(
     tmp_path: Path, template: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one does where nobody asks for it: the token that closes a turn is looked for in three turns. The process is a real one."""
+    """The first template takes long where the token that closes a turn is looked for, in three turns. The second takes
+    memory at one row. The process is a real one."""
     fork_models(monkeypatch, _with_two_seconds)
     save_with_template(tmp_path / "model", template)
     path = lines(tmp_path / "rows.jsonl", [{"prompt": "big", "response": "a"}])

@@ -51,7 +51,7 @@ ORIGIN = Origin(
     verdicts=(), base=None,
 )  # fmt: skip
 PROMPT = "say it 71"
-"""In none of the rows."""
+"""A prompt that is in none of the rows."""
 
 
 def exported(place: Workspace | str, *arguments: str) -> Result:
@@ -156,7 +156,7 @@ def test_servers_are_told_to_sample_and_to_stop_as_the_recipe_does(policy: Path)
 def test_stop_strings_are_in_the_card_and_not_where_they_would_break_what_loads_the_folder(
     policy: Path, tmp_path: Path
 ) -> None:
-    """A run's own recipe says them; here the exported folder of another run is given them."""
+    """A run's own recipe names the strings. Here they are added to the exported folder of another run."""
     asked = tmp_path / "asked"
     shutil.copytree(policy, asked)
     told = json.loads((asked / "vantage.json").read_text())

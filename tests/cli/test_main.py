@@ -69,7 +69,7 @@ for arguments in json.loads(sys.argv[1]):
 
 @pytest.mark.slow
 def test_answers_load_no_framework(recipe_file: Path, tmp_path: Path) -> None:
-    """One process answers all; the first command that loads one is followed by a line that names it."""
+    """One process runs all commands, and prints after each which frameworks are loaded."""
     recipe = str(recipe_file)
     commands = [
         ["--help"],

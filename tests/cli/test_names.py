@@ -110,7 +110,7 @@ OF_RUNS: dict[str, Callable[[str], list[str]]] = {
 def test_commands_of_runs_take_the_run_beside_a_folder_of_its_name(
     command: str, vantage: Place, done: list[str]
 ) -> None:
-    """What each does with ``latest`` it does with ``run:latest``, and with another run something else."""
+    """Each command does the same for ``latest`` as for ``run:latest``, and something else for another run."""
     shown = [vantage(*OF_RUNS[command](named)) for named in ("latest", "run:latest", "run:1")]
     told = [each.output + " ".join(done[number : number + 1]) for number, each in enumerate(shown)]
     assert [each.exit_code for each in shown] == [shown[0].exit_code] * 3

@@ -126,7 +126,7 @@ def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anyw
     recipe_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every byte of bucket, cache, logs, Prefect's database, MLflow's database and artifacts, and of what is printed."""
+    """No byte of bucket, cache, logs, Prefect's database, MLflow's database and artifacts, or output has a secret."""
     import obstore
 
     cache, server = tmp_path / "cache", tmp_path / "mlflow"

@@ -16,8 +16,8 @@ KEYS = {"own": "a" * 64, "of_ended": "b" * 64, "of_active": "c" * 64, "done": "d
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Messages]:
-    """Return step → messages of its attempt, which this run or another asked for; run 0003 is executed by
-    a process.
+    """Return each step's messages of an attempt, which this run (0001) or another asked for. A process executes run
+    0003 alone.
     """
     monkeypatch.setattr(cancelling, "pool_of", lambda recipe, step: None if step == "local" else "pool")
     monkeypatch.setattr(cancelling, "is_active", lambda workspace, run_id: run_id == "0003")

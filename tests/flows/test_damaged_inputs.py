@@ -86,7 +86,7 @@ def test_it_is_set_aside_and_made_again_with_the_same_bits(
 def test_what_is_damaged_while_it_is_read_is_found_when_the_stage_has_failed(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stage cannot parse what it reads, whatever it makes of it; the next try reads intact files."""
+    """A stage that cannot parse its damaged input fails with some other error. The next try reads intact files."""
     workspace.root.mkdir()
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:
         launch = InProcess.launch

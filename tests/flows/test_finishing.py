@@ -13,7 +13,7 @@ from vantage.runs.workspace import RunError
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str, str]]:
-    """Return the requests that were made; run 0001 is executed by a process."""
+    """Return the requests that were made. A process executes run 0001 alone."""
     found: list[tuple[Path, str, str]] = []
     monkeypatch.setattr(finishing, "Training", SimpleNamespace)
     monkeypatch.setattr(finishing, "pool_of", lambda recipe, step: None)

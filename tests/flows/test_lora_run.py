@@ -94,7 +94,7 @@ def test_two_machines_with_a_bucket_make_the_same(
     ledger_database: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second has neither the adapters nor what they stand on until its stage reads them."""
+    """The second machine has neither the adapters nor their base until its stage reads them."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "one"))
     make_small_chat_run(tmp_path, Workspace.at(bucket), *LORA, until="reward")

@@ -27,12 +27,12 @@ SHARED = ("model", "data.demonstrations", "data.preferences", "data.prompts", "s
 
 
 def override(number: int) -> str:
-    """Return what makes a run's policy another one, and nothing before it."""
+    """Return an override that changes a run's policy and no stage before it."""
     return f"stages.policy.learning_rate={number + 1}e-6"
 
 
 class Status:
-    """Looks at every run as ``vantage status`` does, again and again, until it is closed; keeps what it should not see."""
+    """Reads every run as ``vantage status`` does, again and again until it is closed, and keeps what is wrong."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.looks = 0
@@ -106,7 +106,7 @@ def test_five_runs_share_stages_beside_status_and_cancel(
 
 
 def ended(process: subprocess.Popen[str]) -> str | None:
-    """Return what a process printed; None: it goes on."""
+    """Return what a process printed, or None while it runs."""
     with suppress(subprocess.TimeoutExpired):
         return "".join(process.communicate(timeout=0.01))
     return None

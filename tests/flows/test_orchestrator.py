@@ -1,6 +1,7 @@
 """The orchestrator works with a real store and a real outbox; only what the stages compute is made up.
 
-Stages run in children where a test looks at these: what makes all of it once, what hangs, is stopped, or runs beside another.
+Stages run in child processes only where a test needs these: a first full run, stages that hang or are stopped, and runs
+beside one another.
 """
 
 import json
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unsent")
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing of ours may catch it, and nothing after it happens."""
+    """Stands for kill -9: none of our code may catch it, and nothing happens after it."""
 
 
 def told(workspace: Workspace, run_id: str, operation: str) -> list[dict[str, Any]]:
@@ -41,7 +42,7 @@ def told(workspace: Workspace, run_id: str, operation: str) -> list[dict[str, An
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool = False) -> None:
-    """Have the first call of a method be the moment of the kill; ``after``: when it has done its work."""
+    """Kill the process at the first call of a method, or ``after`` the method has done its work."""
     original: Callable[..., Any] = getattr(owner, name)
 
     def deadly(*arguments: Any, **options: Any) -> Any:
@@ -395,7 +396,7 @@ def test_a_run_that_an_earlier_version_halved_by_rows_goes_on_with_these(
 def test_out_of_memory_before_any_pass_a_stage_is_tried_once_more_as_it_is(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """What took the memory was no pass of its own, so that half of one would change nothing."""
+    """No pass of the stage took the memory, so halving its passes would change nothing."""
     allow(workspace, "memory.txt", "sft 16")
     allow(workspace, "silent.txt", "sft 1")
     with orchestrated(workspace, recipe_file, in_process=True) as orchestrator:

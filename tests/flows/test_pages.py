@@ -36,8 +36,8 @@ OF_THE_FRAMEWORKS = re.compile(
     r"/mlflow/users/current|ResizeObserver loop|/favicon\.ico|/ico/undefined\.svg|WebGL|GL Driver Message"
     r"|/assets/[^\"]*\.js.*Cannot read properties of null \(reading 'position'\)"
 )
-"""What the consoles of MLflow 3.17 and Prefect 3.8 say of themselves: users of a server without logins, a missing icon, a
-machine without a GPU, and a graph that still draws when its page is left."""
+"""Messages that MLflow 3.17 and Prefect 3.8 print to the console by themselves: about users of a server without logins,
+a missing icon, a machine without a GPU, and a graph that still draws when its page is left."""
 
 
 @dataclass(frozen=True)

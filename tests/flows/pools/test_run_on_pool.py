@@ -283,7 +283,7 @@ def ask_after_another_run(
 def test_a_flow_run_is_on_the_pool_of_the_run_that_asked_whoever_starts_it(
     request_: AttemptRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other has written its request and not yet started the flow run: else it would find ours, on our pool."""
+    """The other run has written its request but not started its flow run. Otherwise it would find ours, on our pool."""
     asked = Asked(run_id="0002-b", pool="gpu", token="t")
     attempt, started, _ = ask_after_another_run(asked, request_, tmp_path, monkeypatch)
     assert started == ["gpu"]

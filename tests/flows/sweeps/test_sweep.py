@@ -78,7 +78,7 @@ arms:
 
 # -- the statistics
 
-# Of two degrees of freedom the quantile is known in closed form: t(p) = (2p − 1)/√(2p(1 − p)) = 0.95/√0.04875.
+# With two degrees of freedom the quantile has a closed form: t(p) = (2p − 1)/√(2p(1 − p)) = 0.95/√0.04875.
 T_2 = 0.95 / math.sqrt(0.04875)
 
 
@@ -179,7 +179,7 @@ def row(arm: str, seed: int, value: float | None, status: str = "completed", rea
 
 def test_arms_are_compared_seed_by_seed() -> None:
     # b − a: seed 1: 4 − 1 = 3, seed 3: 9 − 4 = 5; seed 2 has no pair. Mean 4, s = √2, margin t₁·√2/√2 = t₁.
-    # c − a: 1 − 1 = 0 alone.
+    # c − a: 1 − 1 = 0, the only pair.
     rows = [
         row("a", 1, 1.0),
         row("a", 2, 3.0),

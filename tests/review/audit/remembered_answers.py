@@ -61,7 +61,7 @@ class RememberedAnswers:
         self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
         """Digest → question → answer, for what was asked about last."""
         self.asks_again = False
-        """Every question is asked, for tests that count them."""
+        """Whether every question is asked again, for tests that count them."""
 
     def patch(self, patched: pytest.MonkeyPatch) -> None:
         """Let every ``AuditedServer`` answer from here; a server that has failed goes on to fail."""

@@ -1,4 +1,5 @@
-"""A logged model that somebody has added beside a run's own: MLflow shows it as the run's, and ``models:/m-ID`` loads it."""
+"""An audit finds a logged model that somebody added beside a run's own, and that MLflow shows as the run's and
+loads."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,7 @@
-"""Operations that later ones have replaced, in a run that was resumed twice: edited with all sums, and where MLflow's part is made again."""
+"""In a run that was resumed twice, an audit also checks operations that later ones have replaced.
+
+The tests edit such operations with all sums, and let MLflow's part be made again.
+"""
 
 import hashlib
 import json
@@ -71,7 +74,7 @@ EDITS: dict[str, tuple[str, Edit, str]] = {
     "an input's step": ("open_stage", put("inputs", "data", "stage", value="data.other"), "input data was recorded in two ways"),
     "a verdict": ("record_verdicts", lambda line: line["verdicts"][0].update(passed=True), "its gates were judged in two ways"),
 }  # fmt: skip
-"""What is changed in the first line of this kind about SFT → the operation, the change, and a part of what is said."""
+"""What changes → the operation, the change of its first line about SFT, and a part of the finding."""
 
 
 def test_an_untouched_run_that_was_resumed_twice_agrees(place: Place) -> None:

@@ -26,7 +26,7 @@ def run_of_another_run(case: Case) -> None:
 
 
 def dataset_that_was_not_read(case: Case) -> None:
-    """Add a dataset that was not read; the page that shows what a model was trained on would show it."""
+    """Add a dataset that was not read, which the page of the model's training data would show."""
     added = Dataset(name="safe", digest="0" * 36, source_type="local", source="{}")
     tags = [InputTag("vantage.digest", "0" * 64)]
     client_of(case).log_inputs(case.mlflow_run("policy"), [DatasetInput(added, tags)])
@@ -44,14 +44,14 @@ def file_beside_the_weights(case: Case) -> None:
 
 
 def run_in_mlmodel(case: Case) -> None:
-    """Change the run in MLmodel: what depends on when and where the copy was made still has a form."""
+    """Change the run in MLmodel. Even fields that depend on when and where the copy was made must have a valid form."""
     path = case.copy_of("fake") / "MLmodel"
     described: dict[str, Any] = yaml.safe_load(path.read_bytes())
     write(path, yaml.safe_dump(described | {"run_id": "../../elsewhere"}).encode())
 
 
 def index_in_requirements(case: Case) -> None:
-    """Add an index to the requirements: pip would look for every package there."""
+    """Add an index to the requirements, in which pip would look for every package."""
     path = case.copy_of("fake") / "requirements.txt"
     write(path, re.sub(rb"(torch==\S+)", rb"\1 --extra-index-url=https://elsewhere", path.read_bytes()))
 

@@ -98,7 +98,7 @@ def publication_of(lines: Lines, name: str) -> dict[str, Any]:
 
 
 def alias_that_the_recipe_does_not_name(case: Case) -> None:
-    """Let a run move an alias that its recipe does not name; only a person may move such a one, and is named."""
+    """Let a run move an alias that its recipe does not name. Only people may move such aliases, and they are named."""
     point(case, "production")
 
     def change(lines: Lines) -> Lines:

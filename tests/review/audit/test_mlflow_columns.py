@@ -30,7 +30,7 @@ ROWS = {
     "model_versions": "name = 'fake'",
     "model_version_tags": "name = 'fake' AND key = 'vantage.digest'",
 }
-"""Table → the row that is changed, where it is not any row."""
+"""Table → condition for the row that is changed. In other tables it is any row."""
 VALUES: dict[str, str | int] = {
     "runs.status": "FAILED",
     "runs.source_type": "JOB",
@@ -42,7 +42,7 @@ VALUES: dict[str, str | int] = {
     "metrics.is_nan": 1,
     "latest_metrics.is_nan": 1,
 }
-"""Values that the database takes, where it does not take any."""
+"""Column → another value that the database accepts, where it does not accept every value."""
 FAST = {"model_versions.storage_location", "logged_models.artifact_location", "runs.status"}
 
 

@@ -136,7 +136,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     two_lines_swapped: ("run ", "a line was changed, swapped, added or taken out"),
     reason_of_the_same_length: ("run ", "a line was changed, swapped, added or taken out"),
 }  # fmt: skip
-"""The deed → where the audit of the run finds it, and the finding."""
+"""What somebody does → where the audit of the run finds it, and what it says."""
 
 
 @pytest.mark.parametrize("tamper", CASES, ids=lambda tamper: tamper.__name__)

@@ -392,11 +392,11 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestWithoutAKey:
-    """What was decided is recorded as ever."""
+    """Without a key, decisions are recorded as before."""
 
     @pytest.fixture
     def unsigned(self, waiting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SignedPlace:
-        """Return a copy, whose MLflow keeps new files there."""
+        """Return a copy whose MLflow keeps new files in the copy."""
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
         monkeypatch.delenv(VARIABLE, raising=False)
         shutil.copytree(waiting, tmp_path, symlinks=True, dirs_exist_ok=True)

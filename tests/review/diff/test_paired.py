@@ -59,7 +59,7 @@ def test_the_order_of_the_responses_says_nothing() -> None:
 
 
 def test_other_numbers_of_responses_have_the_error_of_a_jackknife_over_prompts() -> None:
-    """Delete-one-prompt jackknife, which a linearised error agrees with up to terms of 1/n."""
+    """The linearised error agrees with a jackknife that deletes one prompt at a time, up to terms of 1/n."""
     prompts_a, prompts_b = ([f"p{i % 60}" for i in range(size)] for size in (240, 180))
     ease = {f"p{i}": RANDOM.random() for i in range(60)}
     a = np.array([float(RANDOM.random() < ease[p]) for p in prompts_a])
@@ -161,7 +161,7 @@ def test_without_samples_the_interval_is_welchs() -> None:
 
 @pytest.mark.parametrize("scale", [1e-120, 1.0, 1e120])
 def test_welchs_interval_of_very_small_and_very_large_numbers(scale: float) -> None:
-    """The square of a square of them is no number any longer."""
+    """The fourth power of such numbers overflows or is 0."""
     a, b = RANDOM.normal(0, 1, 30), RANDOM.normal(0.4, 3, 12)
     (found,) = metric_differences(step("score", a * scale), step("score", b * scale), None)
     expected = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
@@ -190,7 +190,7 @@ def test_an_evaluation_without_rows_keeps_no_samples(tmp_path: Path) -> None:
 
 
 def test_pairing_finds_what_two_intervals_hide() -> None:
-    """Prompts that differ much, and a gain that is nearly the same at each."""
+    """Prompts differ much, and the gain is nearly the same at each."""
     ease = RANDOM.normal(0, 10, 40)
     a, b = ease, ease + 0.5 + RANDOM.normal(0, 0.1, 40)
     prompts = [f"p{i}" for i in range(40)]

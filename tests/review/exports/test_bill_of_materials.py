@@ -155,7 +155,7 @@ def test_it_describes_the_artifact_and_not_the_run_that_asks(tmp_path: Path) -> 
 
 
 def test_the_newest_licence_is_everybodys(tmp_path: Path) -> None:
-    """A licence that was forgotten, and one that was corrected, are those of what was made before, too."""
+    """A licence that was added or corrected later also holds for what was made before."""
     workspace, recipe = Workspace(tmp_path / "workspace"), write_recipe(tmp_path, range(6))
     first = make_run(workspace, recipe, "licenses={sft: MIT}", installed=environment(torch="2.13.0"))
     second = make_run(workspace, recipe, "licenses={sft: Apache-2.0, data.demonstrations: CC-BY-4.0}")

@@ -16,7 +16,7 @@ SIZES = (
     "[...document.querySelectorAll('svg')].filter(e => !e.closest('details:not([open])') && getComputedStyle(e).display != 'none')"
     ".map(e => [e.getBoundingClientRect().width, e.getBoundingClientRect().height])"
 )
-"""Of every drawing that is not in a closed section; of the two of the lineage, that which the width asks for."""
+"""[Width, height] of every drawing outside of closed sections. The width decides which of two lineages is shown."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ CONTRASTS = """
   return found;
 })()
 """
-"""[Contrast by WCAG 2, text, style] of every text that is seen, with what really stands behind it."""
+"""[Contrast by WCAG 2, text, style] of every visible text, by the colour that is really behind it."""
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

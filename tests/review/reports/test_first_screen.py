@@ -1,4 +1,4 @@
-"""The first screen has what a person needs who decides, in this order, and nothing that the record does not contain."""
+"""The first screen has in this order what a person needs to decide, and nothing that the record does not contain."""
 
 import re
 from dataclasses import replace

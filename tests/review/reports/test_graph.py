@@ -212,7 +212,7 @@ def test_lines_that_cross_are_counted() -> None:
 
 
 def test_no_lines_cross_and_none_is_missing() -> None:
-    """Every step that a step is made of is above it along the lines, as it is along what the recipe names."""
+    """Followed upwards, the lines of each step lead to exactly the steps that it is made of by the recipe."""
     named = [("by hand", QUICKSTART), ("shared", SHARED), *recipes()]
     assert len(named) > 20
     for name, steps in named:

@@ -75,7 +75,7 @@ def test_cost_by_hand(text: str) -> None:
 
 
 def test_energy_by_hand(text: str) -> None:
-    """7,200 J are 2 Wh, of one of two attempts; 90 J of the processor, which the other step did not measure."""
+    """One of two attempts measured 7,200 J, which are 2 Wh. One step measured 90 J of the CPU, and the other none."""
     said = " ".join(Page(text).texts)
     for each in (
         "2 Wh (1 of 2 attempts)",

@@ -1,4 +1,7 @@
-"""The processes of a test's run and worker import this: every stage is a fake one, torch is not loaded, MLflow gets nothing, leases are short."""
+"""Let the processes of a test's run and worker, which import this, compute fake stages without torch.
+
+They also send MLflow nothing, and their leases are short.
+"""
 
 import sys
 
