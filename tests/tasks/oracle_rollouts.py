@@ -222,7 +222,7 @@ def scaled(job: StageJob, returns: Returns, moments: "Moments", batch: Batch) ->
 
 @dataclass
 class Moments:
-    """Of every score seen so far, by sums."""
+    """Moments of every score seen so far, by sums."""
 
     count: int = 0
     total: float = 0.0

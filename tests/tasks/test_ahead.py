@@ -185,7 +185,8 @@ def test_advantages_are_weighted_by_capped_ratios(
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_ratio_to_the_sampler_is_the_only_weight(ahead: int, pipeline: Any, tmp_path: Path) -> None:
-    """SAO's: one step a rollout, so that the ratio is 1 where the policy sampled by itself, and not where it has learned since."""
+    """As in SAO, there is one step a rollout. The ratio is 1 where the policy itself sampled, and not where it has
+    learned since."""
     case = Case(preset("ppo", old_logprobs="sampler"), {"minibatch_size": BATCH, "learning_rate": 2e-3})
     run_stage(
         job := job_of(
@@ -202,7 +203,7 @@ def test_a_ratio_to_the_sampler_is_the_only_weight(ahead: int, pipeline: Any, tm
 
 
 def test_the_sampler_is_checked_while_the_policy_waits(pipeline: Any, tmp_path: Path) -> None:
-    """What was begun before an update in which the critic alone learned is of the policy as it is."""
+    """A rollout begun before an update in which only the critic learned comes from the policy as it is."""
     case = Case(
         preset("ppo", old_logprobs="sampler", policy_starts_at=2),
         {"rollout": {"ahead": 1}, "iterations": 4, "learning_rate": 2e-3},
@@ -267,7 +268,7 @@ def test_which_is_done_first_changes_no_bit(
 def test_a_killed_stage_ends_with_the_same_bytes(
     name: str, step: int, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was sampled ahead is in the checkpoint: the weights that sampled it are gone."""
+    """The checkpoint has the responses that were sampled ahead, since the weights that sampled them are gone."""
     same_bytes_after_a_kill(
         run_stage,
         lambda folder: job_in(folder, name, pipeline),

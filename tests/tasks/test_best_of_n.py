@@ -86,7 +86,7 @@ def test_the_best_of_each_prompt_is_kept_and_the_first_of_equals() -> None:
 @pytest.mark.parametrize(
     ("rule", "kept"),
     [
-        (None, [0]),  # right, cut off: 1, before wrong: 0
+        (None, [0]),  # the right response, which was cut off, has 1, and the wrong one 0
         (MissingEos(subtract=0.75), [0]),  # 0.25, still before 0
         (MissingEos(subtract=2.0), [1]),  # −1
         (MissingEos(replace=-0.5), [1]),
@@ -115,7 +115,7 @@ def test_a_response_that_was_cut_off_is_kept_only_if_its_score_says_so(
 def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test samples and scores once more from outside: by the reward model itself, with a plain loop that chooses."""
+    """The test samples once more outside of the stage, scores by the reward model, and chooses by a plain loop."""
     learnt: list[Sampled] = []
 
     def remember(policy: Any, optimizer: Any, kept: Sampled, *args: Any, **kwargs: Any) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""A critic's optimiser goes along from its pretraining: the state of the kept critic, with which a policy stage goes on."""
+"""A policy stage goes on with the optimiser of its critic's pretraining, in the state that goes with the kept
+critic."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def test_only_who_asks_writes_it(pipeline: Any, pretrained: Path) -> None:
 def test_it_is_the_state_at_the_iteration_that_was_kept(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of four validations is made the best; two optimiser steps an iteration, so four steps were taken then."""
+    """The second of four validations is made the best. An iteration has two optimiser steps, so four were taken."""
     measured = iter([0.0, 0.1, 0.9, 0.2, 0.3])
     keep = value_pretraining.keep_if_best
 

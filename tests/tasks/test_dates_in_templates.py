@@ -19,7 +19,7 @@ from vantage.storage.sealed_folders import seal
 from vantage.tasks.stages import run_stage
 
 TEMPLATE = "{{ strftime_now('%m%d%H') }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-"""Six characters of the date, then the texts."""
+"""A template of six characters of the date, and then the texts."""
 ZONES = {"Pacific/Kiritimati": 1_950_000_000, "Pacific/Pago_Pago": 1_730_000_000}
 """Time zone of a machine → the moment at which its stages run."""
 MODELS = ("init", "reference", "fresh", "critic", "reward")
@@ -39,7 +39,7 @@ RUNS = {
     "benchmark_evaluation": "benchmark_evaluation",
     "evaluation": "evaluation",
 }
-"""Kind of stage → the run that is done of it."""
+"""Kind of stage → the golden run that tests it."""
 FAST = ("dpo", "evaluation", "prompt_selection")
 WITHOUT_TEMPLATE = {"prompt_selection"}
 """Kinds that render no template: their prompts are rendered already."""

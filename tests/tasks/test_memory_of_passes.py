@@ -21,7 +21,7 @@ SHORTER = {"iterations": 1, "validation_samples": 4}
 def test_half_the_positions_of_the_pass_that_did_not_fit_fit(
     name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory for one position less than the stage's largest pass with a gradient has, without any bound."""
+    """Memory has room for one position less than the stage's largest pass with a gradient has without a bound."""
     monkeypatch.setitem(cuts.OVERHEAD, "cpu", 4)
     largest = room_of(name, None, pipeline, tmp_path / "whole", monkeypatch, room=None)
     with pytest.raises(torch.OutOfMemoryError):
@@ -63,7 +63,7 @@ def room_of(
     *,
     room: int | None,
 ) -> int:
-    """Return the positions of the largest pass with a gradient; OutOfMemoryError where there is one of more than ``room``."""
+    """Return the positions of the largest pass with a gradient. One of more than ``room`` raises OutOfMemoryError."""
     largest = 0
     whole = torch.nn.Embedding.forward
 

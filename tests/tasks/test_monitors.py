@@ -117,7 +117,7 @@ def scores_of_pairs(pipeline: Any, job: StageJob, count: int) -> list[float]:
 
 
 def share_preferred(found: Any) -> float:
-    """Share of the validation pairs, which come after 16 pairs of training, whose chosen response scores higher."""
+    """Return the share of validation pairs whose chosen response scores higher. The first 16 pairs are of training."""
     chosen, rejected = np.split(found[2 * 16 :], 2)
     return float(np.mean(chosen > rejected) + 0.5 * np.mean(chosen == rejected))
 

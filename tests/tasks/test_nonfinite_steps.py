@@ -27,7 +27,7 @@ Contents = Callable[[Path], dict[str, bytes]]
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
-    """Have the loss of these optimiser steps be NaN, and its gradient with it, counted from the stage's first attempt on."""
+    """Make loss and gradient of these optimiser steps NaN. Steps are counted from the stage's first attempt on."""
     accumulate = likelihood.accumulate_nll
 
     def spoiling(policy: Any, batch: Any, **options: Any) -> Any:
@@ -42,7 +42,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
 
 
 def left_out(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Have one optimiser step not taken, by the optimiser itself: what a spoiled one has to come to."""
+    """Let the optimiser itself leave one step out, which must have the same result as a spoiled step."""
     take = optimization.take_step
 
     def taking(optimizer: Any, module: Any, **options: Any) -> float:
@@ -110,7 +110,7 @@ def test_without_guards_the_first_ends_the_stage(pipeline: Any, monkeypatch: pyt
 def test_a_policy_whose_loss_is_not_finite_in_one_minibatch_learns_from_the_others(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss alone is infinite, and its gradient would be finite: the step is left out all the same."""
+    """Only the loss is infinite and its gradient would be finite, but the step is left out all the same."""
     job = pipeline.job("policy", iterations=2)
     totals, calls = policy_losses.LossSums.totals, []
 

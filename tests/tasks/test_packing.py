@@ -113,7 +113,7 @@ def test_adapters_alone(lora_pipeline: Any, tmp_path: Path) -> None:
 def test_several_ranks(
     strategy: str, world_size: int, plain: StageJob, pipeline: Any, tmp_path: Path
 ) -> None:
-    """Each packs its own rows, and the ranks make as many passes."""
+    """Each rank packs its own rows, and all ranks make the same number of passes."""
     job = sft(pipeline, tmp_path, packing=True, microbatch_size=1)
     start(world_size, tmp_path / "jobs", [job], strategy=strategy, eps=ADAM_EPS)
     assert_same_training(job, plain)
@@ -190,7 +190,7 @@ def test_a_model_that_mixes_them_up_is_refused_before_it_trains(pipeline: Any, t
 def test_the_trial_sees_a_model_whose_boundaries_do_not_hold(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that takes positions, and whose masks know nothing of them."""
+    """The trial refuses a model that takes positions, but whose masks do not regard them."""
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
     with pytest.raises(ValueError, match="LlamaForCausalLM does not keep the texts of a packed row apart"):
         run_stage(sft(pipeline, tmp_path, packing=True))

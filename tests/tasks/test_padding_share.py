@@ -81,7 +81,7 @@ def test_packed_rows_are_counted_as_they_are_computed(tmp_path: Path) -> None:
 def test_ragged_batches_are_padded_by_little(
     stage: str, changes: dict[str, Any], pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most a twentieth of all passes of a stage, where whole batches would be padded by a sixth and more."""
+    """At most a twentieth of a stage's positions is padding, where whole batches would have a sixth and more."""
 
     def share(overhead: int, folder: Path) -> float:
         monkeypatch.setitem(OVERHEAD, "cpu", overhead)

@@ -22,7 +22,7 @@ ITERATIONS = 4
 
 
 def updates_behind(count: int) -> Callable[[LocalEngine, list[dict[str, Any]]], dict[str, Any]]:
-    """Sample from the weights of so many updates ago."""
+    """Sample from the weights of ``count`` updates ago."""
     return lambda engine, history: history[max(0, len(history) - 1 - count)]
 
 

@@ -167,7 +167,7 @@ def served(folder: Path, servers: list[FakeServer], **given: Any) -> OpenModel:
 
 
 def test_servers_answer_as_the_loop_from_weights_that_they_get_once(tmp_path: Path) -> None:
-    """Greedy answers, also to a prompt that is longer than the recipe's; servers had other weights before."""
+    """Greedy answers are equal, also to a prompt that is longer than the recipe's. Servers had other weights before."""
     build_builtin("tiny", tmp_path / "model", seed=1)
     with serving(tmp_path / "model", replicas=2) as servers:
         opening = served(tmp_path / "model", servers)

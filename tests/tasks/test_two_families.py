@@ -41,7 +41,7 @@ def test_collected_scores_are_those_of_transformers_alone(pipeline: Any, other: 
 
 
 def test_value_pretraining_has_the_same_reward(pipeline: Any, other: Path) -> None:
-    """The mean score of held-out responses of one policy, by a critic stage that starts from the policy."""
+    """A critic stage that starts from the policy has the same mean score of that policy's held-out responses."""
     job = scored_by(other, pipeline.job("value", iterations=1, init="sft"), init=pipeline.folder("sft"))
     result = run_stage(job)
     assert result.tokenizer_digest == pipeline.result("sft").tokenizer_digest

@@ -80,12 +80,12 @@ class Learnt:
 
     @property
     def scaled_scores(self) -> list[float]:
-        """Of a and b."""
+        """The scaled scores of a and b."""
         return self.rollout.scaled_scores.tolist()
 
     @property
     def rewards(self) -> list[float]:
-        """Of the five tokens, as are all the following."""
+        """The rewards of the five tokens. All the following are of these too."""
         return at_tokens(self.rollout.rewards)
 
     @property

@@ -1,5 +1,4 @@
-"""An audit finds a logged model that somebody added beside a run's own, and that MLflow shows as the run's and
-loads."""
+"""An audit finds a logged model that somebody added beside a run's own; MLflow shows it as the run's, and loads it."""
 
 import sqlite3
 from contextlib import closing

@@ -55,7 +55,8 @@ def curves_of(job: StageJob) -> list[dict[str, float]]:
 
 
 def test_what_was_begun_comes_from_the_weights_of_before(pipeline: Any, servers: list[FakeServer]) -> None:
-    """Requests made meanwhile are sampled from those of after; the servers get these when they are done with the former."""
+    """Requests made meanwhile are sampled from the weights after the update, which the servers get when the rollout is
+    done."""
     policy, codec, prompts = parts(pipeline)
     engine_metrics()
     with AheadEngine(engine_of(policy, codec, servers)) as ahead:
@@ -101,8 +102,8 @@ class Heard:
 def test_a_listener_gets_each_response_of_the_servers_when_it_has_come(
     pipeline: Any, servers: list[FakeServer]
 ) -> None:
-    """Each server draws one after the other, so the first responses are there before the last ones are asked for; all of them are
-    before anybody takes them."""
+    """Each server samples one response after the other, so the first have come before the last are asked for. All have
+    come before the rollout is taken."""
     policy, codec, prompts = parts(pipeline)
     heard, unused = Heard(servers), Heard(servers)
     with AheadEngine(engine_of(policy, codec, servers, max_rows=1)) as ahead:
@@ -182,7 +183,8 @@ def test_who_leaves_waits_for_no_server_that_hangs(pipeline: Any, servers: list[
 
 
 def test_a_server_that_loses_the_weights_is_left_out(pipeline: Any, servers: list[FakeServer]) -> None:
-    """One starts again with others; the other samples what is missing. Where none has them, the stage ends for now."""
+    """A server that starts again has other weights, and the other server samples what is missing. If no server has the
+    weights, the stage ends for now."""
     policy, codec, prompts = parts(pipeline)
     with AheadEngine(engine_of(policy, codec, servers)) as ahead:
         ahead.take_weights(policy.causal_lm.named_parameters())
@@ -219,7 +221,8 @@ def replaced_by_hand(server: FakeServer, *, after: int, monkeypatch: pytest.Monk
 def test_weights_that_are_pushed_by_hand_while_servers_sample_end_the_stage(
     pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under the version of the policy's, also beside the training, where the next update would have replaced them unseen."""
+    """They have the version of the policy's weights. They end the stage also beside the training, where the next update
+    would have replaced them unseen."""
     policy, codec, prompts = parts(pipeline)
     not_used = "does not hold the policy's weights.*what was sampled meanwhile is not used"
     with AheadEngine(engine_of(policy, codec, servers)) as ahead:
@@ -244,7 +247,8 @@ def test_weights_that_are_pushed_by_hand_while_servers_sample_end_the_stage(
 def test_time_in_which_servers_are_waited_for_is_none_of_another_phase(
     is_validated: bool, pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its first moment on, also where a validation has to wait for the rollout. Then the servers get weights, which is waiting too."""
+    """Waiting counts as such from its first moment on, also where a validation has to wait for the rollout. Then the
+    servers get weights, which is waiting too."""
     policy, codec, prompts = parts(pipeline)
     seconds = 0.4  # of each response: far more than anything else takes, also on a busy machine
     for server in servers:

@@ -47,7 +47,7 @@ def test_an_embedding_may_be_padded_and_a_vector_is_not() -> None:
 
 
 def test_weights_are_hashed_in_the_type_that_vllm_holds() -> None:
-    """bfloat16 is the upper half of a float32, rounded to even."""
+    """A bfloat16 is the upper half of a float32, rounded to even."""
     weight = numbers(8, 8)
     bits = weight.view(numpy.uint32)
     halves = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
@@ -65,7 +65,8 @@ def test_parts_of_workers_are_no_parameters() -> None:
 
 
 def test_what_never_agreed_is_not_asked_for_and_what_did_must() -> None:
-    """A packed matrix has other bytes from the start; each vLLM has a layout of its own, and is asked once for each hand-over."""
+    """A packed matrix has other bytes from the start. Each vLLM has a layout of its own, and is asked once for each
+    hand-over."""
     weights = {"norm": torch.tensor(numbers(4)), "packed": torch.tensor(numbers(4, 4))}
     held = {"norm": sha256(numbers(4)), "packed": "other bytes"}
     compared, asked = Checksums(None, "float32"), []

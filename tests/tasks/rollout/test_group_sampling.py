@@ -136,7 +136,7 @@ def test_a_rollout_of_mixed_groups_is_taken_as_it_is() -> None:
 
 
 def test_uniform_groups_make_room_for_those_of_later_rounds_in_order() -> None:
-    """Wanted are 3. Round 0 has one, round 1 none, round 2 three, of which the first two are taken."""
+    """3 groups are wanted. Round 0 has one, round 1 none, and round 2 three, of which the first two are taken."""
     result = filled(
         [
             [(1.0, 1.0), (1.0, 0.0), (0.0, 0.0)],
@@ -152,7 +152,7 @@ def test_uniform_groups_make_room_for_those_of_later_rounds_in_order() -> None:
 
 
 def test_at_the_bound_what_is_missing_is_filled_with_dropped_groups() -> None:
-    """Wanted are 3, there is one mixed group in two rounds: it and the two oldest uniform ones, in their order."""
+    """3 groups are wanted, and two rounds have one mixed group. It is taken with the two oldest uniform ones."""
     rounds = [
         [(1.0, 1.0), (0.0, 0.0), (1.0, 1.0)],
         [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)],
@@ -176,7 +176,7 @@ def test_where_all_are_uniform_the_first_rollout_is_returned() -> None:
 
 
 def test_what_is_paid_for_being_cut_off_does_not_make_equal_answers_differ() -> None:
-    """Both right, but one was cut off and lost 0.5: no shaping decides whether a group is uniform."""
+    """Both responses are right, but one was cut off and lost 0.5. No shaping decides whether a group is uniform."""
     result = filled([[(1.0, 1.0)], [(1.0, 0.0)]], missing_eos=0.5)
     assert responses(result) == ["1.0.0", "1.0.1"]
     assert result.scored.scores.total.tolist() == [1.0, -0.5]

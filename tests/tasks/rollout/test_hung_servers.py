@@ -82,7 +82,7 @@ def starts(processes: list[Started]) -> list[int]:
 def test_a_server_that_hangs_in_an_update_is_started_again(
     path: str, pipeline: Any, processes: list[Started]
 ) -> None:
-    """While it takes the weights, or while it proves them."""
+    """The server hangs while it takes the weights, or while it proves them."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, 2, request_seconds=6.0)
     engine.generate(prompts, count=1, seed=1)
@@ -212,7 +212,7 @@ def test_the_only_server_may_end_beside_any_rollout(
 def test_a_request_to_stop_keeps_the_weights_of_what_servers_sample_ahead(
     pipeline: Any, processes: list[Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In place of the responses, which the next attempt samples from them."""
+    """The weights are kept in place of the responses, which the next attempt samples from them."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, 1, settings=Ahead, ahead=1)
     with AheadEngine(engine) as ahead:
@@ -247,7 +247,7 @@ def test_a_request_to_stop_keeps_the_weights_of_what_servers_sample_ahead(
 def test_the_checksums_of_a_server_that_gets_the_weights_of_before_again_are_compared(
     pipeline: Any, processes: list[Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of any other that gets weights."""
+    """They are compared as those of any other server that gets weights."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, 1, settings=Ahead, ahead=1)
     compared: list[str] = []
@@ -281,7 +281,7 @@ def test_a_server_that_starts_again_while_nobody_waits_any_longer_is_not_waited_
 
 
 def test_a_server_is_one_and_the_same_on_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a server that has failed would not be left out of the next round."""
+    """A server with the same address is the same object. Otherwise a failed one would take part in the next round."""
     monkeypatch.setattr(own_servers, "find_spec", lambda name: "there")
     monkeypatch.setattr(ranks, "rank", lambda: 1)
     settings = own_servers.Settings("float32", 8, None, 1.0)

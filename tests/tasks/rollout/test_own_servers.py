@@ -162,7 +162,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("killed", ["the stage", "what guards the server"])
 def test_what_a_killed_stage_has_started_ends(killed: str) -> None:
-    """Ray kills the children of a worker that ends, and no others: what guards the server may end first."""
+    """Ray kills the children of a worker that ends, and no other processes, so a server's guard may end before it."""
     wanting = subprocess.Popen([sys.executable, "-c", WANTING], stdout=subprocess.PIPE, text=True)
     assert wanting.stdout is not None
     guarding = psutil.Process(int(wanting.stdout.readline()))

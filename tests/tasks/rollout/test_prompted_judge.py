@@ -51,7 +51,7 @@ def sampled(prompts: list[str], responses: list[str]) -> Sampled:
 
 
 class SetByHand:
-    """Stands for a policy: log-probability of the first token of an answer by the question that was asked."""
+    """Stands for a policy, with the log-probability of the first token of each answer to each question."""
 
     device = torch.device("cpu")
 

@@ -97,7 +97,7 @@ def assert_alike(found: Samples, expected: Samples) -> None:
 def test_each_response_has_its_own_seed_and_the_log_probabilities_of_its_ids(
     greedy: bool, pipeline: Any, servers: list[FakeServer]
 ) -> None:
-    """Compare with one pass over the whole text in float64, and with the responses that are sampled one by one."""
+    """They equal those of one pass over the whole text in float64, and the responses equal those sampled one by one."""
     policy, codec, prompts = parts(pipeline, temperature=0.7)
     found = engine_of(policy, codec, servers).generate(prompts, count=3, seed=5, greedy=greedy)
     assert_alike(found, by_hand(policy, codec, prompts, count=3, seed=5, greedy=greedy))
@@ -134,7 +134,7 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(
 def test_responses_that_ended_at_a_stop_string_outlive_their_server(
     pipeline: Any, servers: list[FakeServer]
 ) -> None:
-    """Each is asked for once, but the one at which the server ends."""
+    """Each response is asked for once, except the one at which the server ends."""
     policy, codec, prompts = parts(pipeline)
     whole = by_hand(policy, codec, prompts, count=4, seed=2)
     text = codec.whole_texts([whole.responses[0]])[0][2]
@@ -191,7 +191,7 @@ def test_a_server_that_keeps_old_weights_is_found(
 def test_one_bit_of_a_weight_is_found_by_checksums(
     is_known: bool, pipeline: Any, servers: list[FakeServer]
 ) -> None:
-    """No log-probability of the fixed rows shows it; a server without checksums is believed."""
+    """No log-probability of the fixed rows shows the bit. A server without checksums is believed."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
     engine.generate(prompts, count=1, seed=1)
@@ -213,7 +213,8 @@ def test_one_bit_of_a_weight_is_found_by_checksums(
 def test_servers_with_large_weights_are_asked_for_parts_in_turn(
     pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All are compared at first, then a part after each update; a bit is found when its part has its turn."""
+    """All weights are compared at first, and then a part after each update. A bit is found when its part is
+    compared."""
     monkeypatch.setattr(checksums, "MOST_BYTES", 20_000)
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
@@ -280,7 +281,7 @@ def test_a_file_of_another_update_is_no_file_of_this_one(pipeline: Any, tmp_path
 
 
 def test_weights_that_were_pushed_by_hand_are_found(pipeline: Any, servers: list[FakeServer]) -> None:
-    """Weights of another version are replaced; under the version of the policy's, they end the stage."""
+    """Weights of another version are replaced. Weights with the version of the policy's end the stage."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
     expected = engine.generate(prompts, count=1, seed=1)

@@ -73,7 +73,7 @@ def test_a_buffer_is_a_whole_number_of_tokens() -> None:
 
 
 def test_scores_are_scaled_then_clipped_then_shortened() -> None:
-    """(3 − 1)/2 = 1 is clipped to 0.5; −1 for the length comes after the clip, and is not clipped."""
+    """(3 − 1)/2 = 1 is clipped to 0.5. The penalty of −1 for the length comes after the clip, and is not clipped."""
     moments = RunningMoments(count=4, mean=1.0, m2=16.0)
     returns = Returns(reward_scaling="normalise", reward_clip=0.5, overlong_buffer=0.5)
     scaled = scale(scored([3.0, 0.5, 3.0], [1, 1, 4]), returns, moments, max_length=4)

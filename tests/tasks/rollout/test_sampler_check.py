@@ -144,7 +144,7 @@ def test_every_stage_that_trains_on_samples_measures_it_in_each_iteration(
 
 
 def at_another_temperature(*, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the passes that gradients are taken of (or, of a rollout, those without) read the samples with T = 1."""
+    """Let the passes with gradients, or those without, read the samples with T = 1."""
     right = PolicyModel.forward
 
     def wrong(*args: Any, temperature: float, **kwargs: Any) -> Any:
@@ -226,7 +226,7 @@ def test_equal_weights_have_no_kl_in_bfloat16(switches: dict[str, Any], pipeline
 
 
 def test_equal_weights_have_no_implicit_reward_in_bfloat16(pipeline: Any) -> None:
-    """DPO's first loss is log 2 of every pair: policy and reference say the same of every token."""
+    """DPO's first loss is log 2 for every pair, since policy and reference give each token the same log-probability."""
     work = DirectPreferenceOptimization(
         kind="dpo", init="sft", data="preferences", batch_size=8, epochs=0.25, precision="bfloat16", microbatch_size=3,
         learning_rate=1e-6,

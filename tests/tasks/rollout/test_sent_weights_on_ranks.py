@@ -43,7 +43,7 @@ def policy_of(folder: Path) -> PolicyModel:
 
 
 def sent(folder: Path) -> dict[str, Any]:
-    """Write the weights in several files, and keep a copy of them; then with a disk that is full after the first."""
+    """Write the weights in several files, keep a copy, and write again on a disk that is full after the first file."""
     weights = dict(policy_of(folder).causal_lm.named_parameters())
     module.BYTES_IN_FILE = 50_000
     with Collectives() as counted, module.weight_files(weights, folder / "sent", precision="bfloat16") as at:
@@ -93,7 +93,7 @@ def test_the_first_rank_writes_whole_weights_in_the_servers_type(folder: Path) -
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read one rank's responses, one at a time: the first rank has two, the second one."""
+    """Read one rank's responses, one at a time. The first rank has two responses, and the second has one."""
     settings = Generation(max_prompt_tokens=8, max_response_tokens=4, temperature=0.6)
     codec = Codec(load_tokenizer(folder / "model"), settings, None)
     sampled = SampledPolicy(policy_of(folder), codec, limits=PassLimits(rows=1), precision="float32")

@@ -54,7 +54,7 @@ def moved_adapters(policy: PolicyModel, by: float, *, seed: int = 3) -> None:
 
 
 def adapter_bytes(policy: PolicyModel) -> int:
-    """Return bytes of the matrices A and B in float32: 4·rank·(inputs + outputs) of each layer, from the shapes of the frozen weights."""
+    """Return the bytes of the matrices A and B in float32, 4·rank·(inputs + outputs) for each frozen weight."""
     shapes = [
         weight.shape
         for name, weight in policy.causal_lm.named_parameters()

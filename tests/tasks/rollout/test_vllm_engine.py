@@ -149,7 +149,7 @@ def test_an_update_that_is_skipped_is_found(by: float, message: str, pipeline: A
 def test_one_bit_of_a_weight_is_found_by_checksums(
     chosen: bool | str | None, pipeline: Any, faults: Faults
 ) -> None:
-    """No log-probability of the fixed rows shows it."""
+    """No log-probability of the fixed rows shows the bit."""
     policy, codec, prompts = parts(pipeline)
     faults.has_no_checksums = chosen == "not computed"
     rollout = Sampling(engine="vllm", checksums=None if isinstance(chosen, str) else chosen)
@@ -288,7 +288,8 @@ def test_an_engine_that_breaks_in_an_update_is_started_again(pipeline: Any, faul
 
 
 def test_a_start_leaves_the_random_state_of_the_process(pipeline: Any, faults: Faults) -> None:
-    """Threads that earlier tests left draw from ``random``, for the pauses between their requests: there one of three starts is enough."""
+    """Threads left by earlier tests draw from ``random`` for the pauses between their requests, so of ``random`` one of
+    three starts is enough."""
     policy, codec, prompts = parts(pipeline)
 
     def is_left(seed: int) -> bool:
@@ -341,7 +342,7 @@ def test_whole_stages_sample_with_it(
 
 
 def test_a_rollout_records_which_weights_sampled_it(pipeline: Any, faults: Faults) -> None:
-    """Later sampling in the same step, as in validation, does not replace it."""
+    """Later sampling in the same step, for example in validation, does not replace the record."""
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec)
     engine_metrics()

@@ -68,8 +68,8 @@ def table(samples: Samples, name: str) -> dict[str, Tensor]:
 
 
 def sampled(folder: Path) -> dict[str, Any]:
-    """Return an odd number of responses, fewer responses than ranks, an update, and another policy, for which the first
-    vLLM ends.
+    """Return what ranks sample: an odd number of responses, fewer than ranks, after an update, and by another policy,
+    for which the first vLLM ends.
     """
     sys.modules |= fake_vllm.modules()
     policy, engine = engine_of(folder / "model")

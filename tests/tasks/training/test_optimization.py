@@ -92,7 +92,8 @@ def launched_by_a_step(num_layers: int) -> Counter[str]:
 
 
 def test_a_step_launches_as_many_operators_however_many_parameters_there_are() -> None:
-    """One for the norms, one to clip, and for matrices and vectors each one to count and one that is AdamW."""
+    """A step calls one operator for the norms and one to clip. Matrices and vectors have one each to count steps, and
+    one that is AdamW."""
     few, many = launched_by_a_step(2), launched_by_a_step(40)
     assert many == few
     assert few["_fused_adamw_"] == few["_foreach_add_"] == 2

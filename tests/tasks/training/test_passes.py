@@ -34,7 +34,7 @@ def cost_of(lengths: list[int], ends: tuple[int, ...], overhead: int) -> int:
 )
 @pytest.mark.parametrize("sequences", [1, 2, (1, 3, 2, 1, 1, 4, 2, 1, 2)])
 def test_no_other_cut_costs_less(seed: int, limits: PassLimits, sequences: int | tuple[int, ...]) -> None:
-    """All cuts of nine rows, 256 of them, tried one by one; what a single row has is no matter."""
+    """The test tries all 256 cuts of nine rows. A pass of a single row may exceed the limits."""
     draw = random.Random(seed)
     lengths = sorted((draw.randint(1, 40) for _ in range(9)), reverse=True)
     sizes = (sequences,) * 9 if isinstance(sequences, int) else sequences

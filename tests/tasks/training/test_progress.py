@@ -92,7 +92,7 @@ def test_a_new_phase_and_the_last_step_are_always_written(tmp_path: Path, clock:
 
 
 def shown_soon(path: Path, phase: str) -> StageProgress:
-    """Return what is shown once the phase is: it is written by another thread, a moment later."""
+    """Return the report once it shows the phase, which another thread writes a moment later."""
     give_up = time.monotonic() + 20
     while (report := shown(path)).phase != phase and time.monotonic() < give_up:
         time.sleep(0.01)

@@ -72,7 +72,7 @@ def step_of(folder: Path, precision: Precision) -> dict[str, Any]:
 
 @torch.no_grad()
 def measured(policy: PolicyModel) -> Tensor:
-    """Return log-probabilities of a pass that nothing puts under autocast, as stages measure."""
+    """Return log-probabilities of a pass without autocast around it, as stages measure them."""
     return policy.logprobs(SEQUENCES, temperature=1.0).logprobs
 
 
@@ -106,7 +106,7 @@ def responses_of(folder: Path, *, precision: Precision, tokens: int) -> tuple[Sa
 
 
 def bytes_after_sampling(folder: Path, precision: Precision) -> int:
-    """Return bytes that a pass gathers after a rollout, which kept the weights gathered."""
+    """Return the bytes that a pass gathers after a rollout, during which the weights stayed gathered."""
     policy = policy_of(folder, precision)
     in_step = InStep(policy.next_logits, 1, lambda ended: ended)
     sample(
@@ -125,7 +125,7 @@ def bytes_after_sampling(folder: Path, precision: Precision) -> int:
 
 
 def frozen(folder: Path) -> dict[str, Any]:
-    """Return what a policy that nothing trains holds, and whether it computes as one that is trained."""
+    """Return the bytes of a frozen policy, and whether it computes the same as one that is trained."""
     files = ModelFiles(folder / "model")
     held = placed(
         lambda: PolicyModel(load_stored_policy(files, training="nothing")),

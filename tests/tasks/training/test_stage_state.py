@@ -36,7 +36,7 @@ def test_a_state_comes_back_exactly(state: Any) -> None:
 
 
 def test_the_checkpoints_before_states_had_classes_can_be_resumed() -> None:
-    """The fields of the policy stage's JSON as it has been all along."""
+    """The JSON of policy stages had these fields before states had classes."""
     saved = {
         "best": 0.25,
         "best_iteration": 4,
@@ -50,7 +50,7 @@ def test_the_checkpoints_before_states_had_classes_can_be_resumed() -> None:
 
 
 def test_only_a_stage_whose_entropy_coefficient_adapts_keeps_it() -> None:
-    """So the training state of any other stage keeps its bits."""
+    """The training state of any other stage keeps its bits, since it has no field of the entropy coefficient."""
     added = asdict(AdaptingPolicyState()).keys() - asdict(PolicyState()).keys()
     assert added == {"entropy_coef", "entropy_is_low"}
 
