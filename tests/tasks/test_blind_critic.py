@@ -16,7 +16,7 @@ from vantage.tasks.updates.gathering import Gathered, Source
 
 BLIND_FROM, SEES_AGAIN_FROM, ITERATIONS = 2, 4, 6
 THRESHOLD = -1.0
-"""The tiny critic explains about nothing; noise in its place explains less than nothing by far."""
+"""The tiny critic's explained variance is about 0, and that of noise in its place is far below 0."""
 
 
 def returns_by_hand(gathered: Gathered) -> list[float]:

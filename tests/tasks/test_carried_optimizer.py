@@ -1,5 +1,4 @@
-"""A policy stage goes on with the optimiser of its critic's pretraining, in the state that goes with the kept
-critic."""
+"""A policy stage goes on with the optimiser of its critic's pretraining, in its state when the kept critic was made."""
 
 from pathlib import Path
 from typing import Any

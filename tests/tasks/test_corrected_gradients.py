@@ -1,6 +1,7 @@
-"""The gradient of whole policy stages whose responses another policy drew, against one that is computed response by response in float64.
+"""The gradient of policy stages whose responses another policy sampled equals one computed by response in float64.
 
-Nothing of ours is used but what the stage was given: the ids, the sampler's log-probabilities as the engine returned them, and the scores.
+The expected gradient uses only what the stage was given: the ids, the sampler's log-probabilities as the engine
+returned them, and the scores.
 """
 
 import copy

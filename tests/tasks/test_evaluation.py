@@ -372,7 +372,7 @@ def test_the_critics_values_are_those_of_transformers(pipeline: Any, tmp_path: P
 
 
 def test_a_critic_changes_nothing_else(pipeline: Any, tmp_path: Path) -> None:
-    """Metrics, kept rows, and what is shown of each token beside its value."""
+    """Metrics, kept rows, and all that is shown of each token except its value stay the same."""
     result, without = run(with_critic(pipeline, tmp_path)), pipeline.result("evaluation")
     assert result.metrics == without.metrics
     assert result.uncertainty == without.uncertainty

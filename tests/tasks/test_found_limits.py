@@ -26,9 +26,10 @@ from vantage.tasks.training.scratch import JOURNAL, read_found, write_found
 Contents = Callable[[Path], dict[str, bytes]]
 PLENTY = 10**10
 ROW = 80
-"""Tokens: no demonstration of the pipeline has more, and two of the longest have."""
+"""Tokens of a row. No demonstration of the pipeline has more, and two of the longest together do."""
 LEARNING_RATE = 1e-3
-"""Of the pipeline's reward model and value pretraining: the most by which a step moves a weight, about; of fine-tuning, a tenth of it."""
+"""Learning rate of the pipeline's reward model and value pretraining, about the most by which a step moves a weight.
+Fine-tuning has a tenth of it."""
 DEVICE = "a device of the tests"
 
 

@@ -85,7 +85,7 @@ PADDED, ALIKE = [[5, 6, 7]] * 8 + [[5, 8]] * 8, [[5, 6, 7]] * 16
 
 @pytest.mark.parametrize("prompts", [PADDED, ALIKE])
 def test_a_token_waits_once(prompts: list[list[int]], tiny: PreTrainedModel) -> None:
-    """For the number of responses that have not ended, which on a GPU is that of the token before; no mask is looked at."""
+    """It waits for the number of responses that have not ended, on a GPU that of the token before, and for no mask."""
     found = []
     for tokens in (10, 20):
         with HostWaits() as waits:
@@ -132,7 +132,7 @@ def test_responses_are_the_same_where_ends_are_known_late(
 
 
 def test_what_waits_is_counted_by_hand() -> None:
-    """Each line waits once, but for those that are said not to."""
+    """Each line of the first block waits once, and none of the second block waits."""
     numbers, mask = torch.arange(6.0), torch.tensor([True, False, True, False, False, True])
     with HostWaits() as waits:
         numbers.sum().item()

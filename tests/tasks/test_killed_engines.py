@@ -55,7 +55,7 @@ def assert_the_same(job: StageJob, expected: StageJob) -> None:
 
 
 def metrics_of(job: StageJob) -> dict[int, dict[str, float]]:
-    """Return each step's, without times and what kills add."""
+    """Return each step's metrics, without times and what kills add."""
     left_out = {*OF_MACHINE, "engine_failures", "stale_responses"}
     return {
         entry.step: {name: each for name, each in entry.metrics.items() if name not in left_out}

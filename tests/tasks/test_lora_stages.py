@@ -96,7 +96,7 @@ def test_policy_reference_critic_and_reward_model_cost_little_more_than_one_mode
 
 
 def test_the_reference_is_the_base_with_the_adapter_off(lora_pipeline: Any) -> None:
-    """A policy that starts at the imported model: log-probabilities differ by nothing before the first step."""
+    """The policy starts at the imported model, so log-probabilities do not differ before the first step."""
     job = lora_pipeline.job("policy")
     model, sft = lora_pipeline.folder("model"), lora_pipeline.folder("sft")
     started = job.inputs | {"init": model, "reference": model}
@@ -149,7 +149,7 @@ def share_no_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_checkpointed_layers_change_no_byte(
     name: str, lora_pipeline: Any, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compared where prompts are read for every response, as with checkpointed layers."""
+    """Both stages read the prompt again for every response, as checkpointed layers require."""
     jobs = [lora_pipeline.job(name, gradient_checkpointing=each) for each in (False, True)]
     share_no_prompts(monkeypatch)
     assert run_stage(jobs[0]) == run_stage(jobs[1])

@@ -60,7 +60,7 @@ def test_every_preset_with_a_critic_is_worked_out_here() -> None:
 
 
 def test_a2c() -> None:
-    """λ = 0: advantages are δ and targets r_t + V_{t+1}; −log π·A, one step, mean over tokens."""
+    """With λ = 0 advantages are δ and targets r_t + V_{t+1}. The loss of the one step is the token mean of −log π·A."""
     learnt = learn("a2c", scores=[1.0, -1.0])
     assert learnt.scaled_scores == [1.0, -1.0]
     assert learnt.rewards == close([-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0])
@@ -126,7 +126,7 @@ def test_ppo() -> None:
 
 
 def test_ppo_kl_penalty() -> None:
-    """The loss is that of ppo, but nothing is clipped and β·KL(old‖new) is added, β = 1, as ρ − 1 − log ρ."""
+    """The loss is that of ppo without clips, plus β·KL(old‖new) as ρ − 1 − log ρ with β = 1."""
     learnt = learn("ppo_kl_penalty", scores=[1.0, -1.0])
     rewards = [-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0]
     assert learnt.rewards == close(rewards)
@@ -169,7 +169,7 @@ def test_ppo_kl_penalty() -> None:
 
 
 def test_kl_penalty_by_the_other_estimate() -> None:
-    """−log ρ: its slope by log π is −1 everywhere, at ρ = 1 too."""
+    """The estimate −log ρ has the slope −1 by log π everywhere, also at ρ = 1."""
     learnt = learn("ppo_kl_penalty", scores=[1.0, -1.0], kl_penalty_kind="k1", kl_penalty_coef=0.5)
     a1, a2, b1, b2, b3 = learnt.advantages
     first = learnt.policy_update(UNMOVED)
@@ -186,7 +186,7 @@ EARLIER = RunningMoments(count=2, mean=0.6, m2=1.8**2 + 1.8**2)
 
 
 def test_ppo_max() -> None:
-    """The score (R − μ)/σ clipped to ±0.3, then as ppo without whitening (the demonstrations' NLL stands apart)."""
+    """The score is (R − μ)/σ, clipped to ±0.3. The rest is as in ppo without whitening, and without demonstrations."""
     learnt = learn("ppo_max", scores=[2.0, 0.8], moments=EARLIER)
     assert learnt.scaled_scores == close([0.3, -0.2 / 1.4])  # 1/1.4 is clipped, −0.143 is not
     rewards = [-0.01, 0.02 + 0.3, -0.02, -0.01, 0.01 - 0.2 / 1.4]
@@ -298,7 +298,7 @@ def test_ppo_vapo_baseline() -> None:
 
 
 def test_vc_ppo() -> None:
-    """Decoupled: A by λ = 0.95 as in ppo_vapo_baseline, targets by λ = 1, which are the returns."""
+    """Advantages have λ = 0.95 as in ppo_vapo_baseline, and targets λ = 1, so they are the returns."""
     learnt = learn("vc_ppo", scores=[1.0, -1.0])
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, -1.0])
     assert learnt.advantages == close([0.77, 0.6, -1.0315, -0.77, -0.6])
@@ -320,7 +320,8 @@ def test_vc_ppo() -> None:
 
 
 def test_vapo() -> None:
-    """λ_policy = 1 − 1/(α·l), targets are the returns; clip 0.2/0.28; 0.1 · NLL of the response that is right."""
+    """λ_policy is 1 − 1/(α·l), targets are the returns, clips are 0.2 and 0.28, and the right response adds 0.1 ·
+    NLL."""
     learnt = learn("vapo", scores=[1.0, -1.0], length_adaptive_alpha=1.0, samples_per_prompt=2)
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, -1.0])
     # a, 2 tokens: λ = 1 − 1/2; b, 3 tokens: λ = 1 − 1/3. δ = 0.2, 0.6 | −0.3, −0.2, −0.6
@@ -350,7 +351,7 @@ def test_vapo() -> None:
 
 
 def test_the_alpha_of_vapo_makes_every_lambda_of_short_responses_zero() -> None:
-    """1 − 1/(0.05 · 3) is below 0: A = δ. None held to be right adds nothing."""
+    """1 − 1/(0.05 · 3) is below 0, so A = δ. No response is right, so no NLL is added."""
     learnt = learn("vapo", scores=[-0.5, -1.0], samples_per_prompt=2)
     assert learnt.advantages == close([0.2, -0.5 - 0.4, -0.3, -0.2, -0.6])
     assert learnt.targets == close([-0.5, -0.5, -1.0, -1.0, -1.0])
@@ -375,7 +376,7 @@ def test_the_other_kinds_of_kl_in_the_reward() -> None:
 
 
 def test_evpo() -> None:
-    """λ = 1: G − V where the critic explains anything, else G less its mean over the five tokens; clips at 0.2."""
+    """With λ = 1 the advantage is G − V where the critic explains anything, else G less its mean over all tokens."""
     rewards = [-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0]
     returns = [1.01, 1.02, -1.02, -1.0, -0.99]
     seeing = learn("evpo", scores=[1.0, -1.0])

@@ -1,7 +1,7 @@
-"""Every preset without a critic equals numbers from scores to gradients that are worked out by hand on two responses to one prompt.
+"""Every preset without a critic equals hand-worked numbers, from scores to gradients, on two responses to one prompt.
 
-Expected numbers are plain arithmetic, written out token by token: a1, a2, b1, b2, b3 of ``two_responses``, where
-k1, ratios and weights stand. −0.05·k1 is −0.01, 0.02, −0.02, −0.01, 0.01. log π is −1, −2 | −0.5, −1.5, −1.
+Expected numbers are plain arithmetic, written out token by token: a1, a2, b1, b2, b3 of ``two_responses``, which
+defines k1, ratios and weights. −0.05·k1 is −0.01, 0.02, −0.02, −0.01, 0.01. log π is −1, −2 | −0.5, −1.5, −1.
 """
 
 from math import exp, log, sqrt
@@ -43,7 +43,7 @@ def has_no_critic(learnt: Learnt) -> bool:
 
 
 def test_policy_gradient() -> None:
-    """−log π·(return from the token on); each response's sum, mean over the two."""
+    """The loss is the mean over both responses of the sum of −log π·(return from the token on)."""
     learnt = learn("policy_gradient", scores=[1.0, -1.0])
     assert has_no_critic(learnt)
     assert learnt.scaled_scores == [1.0, -1.0]
@@ -62,7 +62,7 @@ def test_policy_gradient() -> None:
 
 
 def test_policy_gradient_with_a_state_baseline() -> None:
-    """λ = 1: the return from the token on, less its state's value 0.2, 0.4 | 0.1, −0.2, −0.4."""
+    """With λ = 1 the advantage is the return from the token on, less the values 0.2, 0.4 | 0.1, −0.2, −0.4."""
     learnt = learn("policy_gradient", scores=[1.0, -1.0], advantage="gae", lambda_policy=1.0)
     advantages = [1.01 - 0.2, 1.02 - 0.4, -1.02 - 0.1, -1.0 - -0.2, -0.99 - -0.4]
     assert learnt.advantages == close(advantages)
@@ -70,7 +70,7 @@ def test_policy_gradient_with_a_state_baseline() -> None:
 
 
 def test_reinforce_pp() -> None:
-    """The return from the token on, whitened over all tokens; clip 0.2; each response weighs the same."""
+    """Advantages are returns whitened over all tokens. The clip is 0.2, and each response has the same weight."""
     learnt = learn("reinforce_pp", scores=[1.0, -1.0])
     assert has_no_critic(learnt)
     assert learnt.rewards == close([-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0])
@@ -93,7 +93,8 @@ def test_reinforce_pp() -> None:
 
 
 def test_reinforce_pp_baseline() -> None:
-    """The score less its group's mean, whitened over all tokens; 0.01 · ρ·½Δ² in the loss, none in the reward."""
+    """Advantages are scores less their group's mean, whitened over all tokens. The loss has a KL of 0.01 · ρ·½Δ², and
+    the reward has none."""
     learnt = learn("reinforce_pp_baseline", scores=[1.0, 0.0], samples_per_prompt=2)
     assert has_no_critic(learnt)
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, 0.0])
@@ -134,7 +135,8 @@ def test_reinforce_pp_baseline() -> None:
 
 
 def test_rloo() -> None:
-    """R = score − 0.05·Σ k1, less the mean R of the others; −log π·A, each response's sum."""
+    """Advantages are R = score − 0.05·Σ k1 less the mean R of the others. Each response's loss is the sum of −log
+    π·A."""
     learnt = learn("rloo", scores=[1.0, -1.0], samples_per_prompt=2)
     assert has_no_critic(learnt)
     assert learnt.rewards == close([-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0])
@@ -167,7 +169,8 @@ def test_remax() -> None:
 
 
 def test_pvpo() -> None:
-    """The score less the reference's mean score of the prompt, on every token; clip 0.2; each response weighs the same."""
+    """The advantage of every token is the score less the reference's mean score of the prompt. The clip is 0.2, and
+    each response has the same weight."""
     learnt = learn("pvpo", scores=[1.0, -1.0], prompt_baseline=0.25, samples_per_prompt=2)
     assert has_no_critic(learnt)
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, -1.0])
@@ -182,7 +185,7 @@ def test_pvpo() -> None:
 
 
 def test_a_star_po() -> None:
-    """The gradient of its regression (β2·log(π/π_ref) − (R − V*))², mean over the two, is 2·β2 times this surrogate's."""
+    """The gradient of the mean regression loss (β2·log(π/π_ref) − (R − V*))² is 2·β2 times the surrogate's."""
     beta, v = 0.05, 0.25  # β2 of the KL; the paper has 1e-3
     learnt = learn("a_star_po", scores=[1.0, -1.0], prompt_baseline=v, kl_coef=beta)
     assert has_no_critic(learnt)
@@ -198,7 +201,8 @@ def test_a_star_po() -> None:
 
 
 def test_spo() -> None:
-    """The score less the prompt's running mean, whitened over all tokens; clip 0.2 and 0.28; every token weighs the same."""
+    """The advantage is the score less the prompt's running mean, whitened over all tokens. Clips are at 0.2 and 0.28,
+    and every token has the same weight."""
     learnt = learn("spo", scores=[1.0, 0.0], prompt_baseline=0.4)
     assert has_no_critic(learnt)
     # 0.6 on two tokens, −0.4 on three: mean 0, variance (2·0.36 + 3·0.16)/5 = 0.24
@@ -210,7 +214,8 @@ def test_spo() -> None:
 
 
 def test_grpo() -> None:
-    """(R − mean)/(std + 1e-6) by ddof 1; clip 0.2; 0.04 · ρ·(e^−Δ − 1 + Δ) inside each response's mean."""
+    """Advantages are (R − mean)/(std + 1e-6) with ddof 1. The clip is 0.2, and each response's mean includes the KL
+    0.04 · ρ·(e^−Δ − 1 + Δ)."""
     learnt = learn("grpo", scores=[1.0, 0.0], samples_per_prompt=2)
     assert has_no_critic(learnt)
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, 0.0])
@@ -256,7 +261,7 @@ def test_grpo() -> None:
 
 
 def test_dr_grpo() -> None:
-    """R − mean, nothing divided by std or length: every token weighs 1/(2 responses · 10 tokens at most)."""
+    """Advantages are R − mean, divided by neither std nor length. A token's weight is 1/(2 responses · 10 tokens)."""
     learnt = learn("dr_grpo", scores=[1.0, 0.0], samples_per_prompt=2, max_length=10)
     assert has_no_critic(learnt)
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, 0.0])
@@ -306,7 +311,8 @@ def test_dapo() -> None:
 
 
 def test_gspo() -> None:
-    """Advantages are those of grpo without a KL, with one ratio for a response: the geometric mean of its tokens', clipped to [0.9997, 1.0004]."""
+    """Advantages are those of grpo without a KL. A response has one ratio, the geometric mean of its tokens' ratios,
+    clipped to [0.9997, 1.0004]."""
     learnt = learn("gspo", scores=[1.0, 0.0], samples_per_prompt=2)
     assert has_no_critic(learnt)
     a = 0.5 / (sqrt(0.5) + 1e-6)
@@ -364,7 +370,7 @@ def test_sapo() -> None:
 
 
 def test_gmpo() -> None:
-    """−A·(Π clip(ρ))^(1/length); a ratio is clipped above where A > 0, and below where A < 0."""
+    """The loss is −A·(Π clip(ρ))^(1/length). A ratio is clipped from above where A > 0, and from below where A < 0."""
     learnt = learn("gmpo", scores=[1.0, 0.0], samples_per_prompt=2)
     assert has_no_critic(learnt)
     a = 0.5 / (sqrt(0.5) + 1e-6)

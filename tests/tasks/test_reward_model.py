@@ -84,7 +84,7 @@ def test_micro_batches_leave_the_gradient_unchanged(
 
 
 def test_the_loss_is_the_sum_of_its_weighted_parts(pairs: tuple[Any, Completions]) -> None:
-    """Bradley-Terry, centring and NLL worked out from scores and log-probabilities that other functions gave."""
+    """The test computes Bradley-Terry, centring and NLL from scores and log-probabilities of other functions."""
     job, data = pairs
     _, metrics = gradient(job, data, centre_coef=0.1, lm_coef=0.5)
     reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
@@ -117,7 +117,7 @@ def test_without_coefficients_only_the_preference_moves_the_weights(pairs: tuple
 def test_pairs_without_margins_have_the_gradient_they_always_had(
     pairs: tuple[Any, Completions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit the plain Bradley-Terry loss of the whole minibatch, where that is one pass."""
+    """The loss has the bits of the plain Bradley-Terry loss of the whole minibatch, where that is one pass."""
     monkeypatch.setitem(READ_AGAIN, "cpu", 10**6)
     monkeypatch.setitem(OVERHEAD, "cpu", 10**6)
     job, data = pairs

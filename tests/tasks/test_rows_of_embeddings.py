@@ -22,7 +22,7 @@ def _edit(path: Path, **changes: object) -> None:
 
 
 def _results(folder: Path, *, pad_token_id: int | None) -> Results:
-    """Return models whose tokenizer pads with EOS, and prompts in which EOS stands, as it does between turns of a chat."""
+    """Return models whose tokenizer pads with EOS, and prompts that contain EOS, as between turns of a chat."""
     results = Results(folder)
     for name in MODELS:
         _edit(results.folder(name) / "tokenizer_config.json", pad_token=None, unk_token=None)

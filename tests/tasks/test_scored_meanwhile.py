@@ -103,7 +103,7 @@ class Words:
 
 
 def test_every_verifier_is_asked_about_the_prompt_of_each_row() -> None:
-    """Two responses to the third prompt, then to the first, then to the second, which come in the order of their lengths."""
+    """Two responses to the third prompt, the first and the second each come in the order of their lengths."""
     prompts = Prompts(["a", "b", "c"], [[1], [2], [3]], ["x", None, "z"], num_too_long=0)
     asked = [Asked(), Asked()]
     listener = Meanwhile(cast(Any, asked), cast(Any, Words()), prompts, indices=[2, 2, 0, 0, 1, 1])
@@ -118,11 +118,11 @@ def test_every_verifier_is_asked_about_the_prompt_of_each_row() -> None:
 def test_it_has_the_first_batch_before_the_second_is_sampled(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Held up until it is so: were the verdicts asked for after the last batch, this would wait in vain."""
+    """The second batch is held up until the first was asked about, so asking after the last would wait for ever."""
     job, asked = job_in(tmp_path, pipeline), tmp_path / "asked.txt"
     sample, sample_batch = sampling.sample, sampling._sample_batch
     of_calls: list[list[int]] = []
-    """Of each call of the sampler, how many cases had been asked about before each of its batches."""
+    """For each call of the sampler, how many cases had been asked about before each of its batches."""
 
     def told(*args: Any, **named: Any) -> Any:
         of_calls.append([])

@@ -158,7 +158,7 @@ def test_two_ranks_collect_the_scores_that_servers_give_one_process(
 def test_two_ranks_ask_while_they_sample(
     pipeline: Any, tmp_path: Path, servers: tuple[FakeJudge, FakeJudge]
 ) -> None:
-    """Best of two, whose responses the first rank asks about batch by batch, under two terms with equal questions."""
+    """In best of two, the first rank asks about the responses batch by batch, for two terms with equal questions."""
     judge, _ = servers
     alone = judged(tmp_path / "alone", pipeline, judge, "one", "two", at_once=3)
     alone = alone.model_copy(update={"work": resolve_work(alone.work)})
@@ -180,7 +180,7 @@ def test_two_ranks_ask_while_they_sample(
 def test_two_ranks_optimise_the_rewards_that_a_judge_gives_one_process(
     pipeline: Any, tmp_path: Path, servers: tuple[FakeJudge, FakeJudge]
 ) -> None:
-    """GRPO: the scores decide the advantages, so the update is that of one process only if the rewards are."""
+    """In GRPO the scores decide the advantages, so the update is that of one process only if the rewards are."""
     judge, _ = servers
     alone = optimised_by_a_judge(pipeline, tmp_path / "alone", judge)
     run_to_compare(alone)

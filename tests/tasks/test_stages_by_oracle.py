@@ -314,7 +314,7 @@ def test_fine_tuning(packing: bool, folders: dict[str, Path], tmp_path: Path) ->
 
 
 def test_dpo(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Held to another model than it starts from, at a temperature of 0.7."""
+    """The reference is another model than the stage starts from, and the temperature is 0.7."""
     work = DirectPreferenceOptimization.model_validate(
         {
             **ROWS,
@@ -387,7 +387,7 @@ def test_kto(folders: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_dpo_on_collected_responses(folders: dict[str, Path], tmp_path: Path) -> None:
-    """The best of each prompt's responses against its worst, as the ids that were sampled."""
+    """A pair is the best and the worst of a prompt's responses, as the ids that were sampled."""
     work = DirectPreferenceOptimization.model_validate(
         {
             **ROWS,

@@ -44,7 +44,7 @@ CHARACTERS = "01234+?a"
 PAD, BOS, EOS = 0, 1, 2
 GENERATION = Generation(max_prompt_tokens=16, max_response_tokens=7, temperature=0.7)
 EXTRACT = "([0-4])"
-"""A response is right when its last digit is the row's answer."""
+"""A digit. A response is right when its last digit is the row's answer."""
 REWARDS = {
     "main": Reward(
         terms=(
@@ -56,7 +56,7 @@ REWARDS = {
 }
 SCORE_SHIFT = 0.25
 MOMENTS = {"count": 12, "mean": 0.6, "m2": 9.0}
-"""That the critic's folder hands over."""
+"""Moments that the critic's folder hands over."""
 
 
 def write_inputs(root: Path) -> dict[str, Path]:

@@ -136,7 +136,7 @@ def test_unknown_characters_are_a_share_of_all_tokens(codec: Codec, tmp_path: Pa
 
 
 def test_bytes_are_told_from_pieces() -> None:
-    """Three bytes of UTF-8 for a character without a piece of its own, as Llama's tokenizers write it."""
+    """A character without a piece of its own is three bytes of UTF-8, as Llama's tokenizers write it."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "<0xZZ>"]
     model = models.BPE(
         vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>", byte_fallback=True

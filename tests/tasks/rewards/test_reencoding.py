@@ -31,7 +31,7 @@ from vantage.tasks.stages import run_stage
 CPU = torch.device("cpu")
 PROMPTS = ["3 a+4?", "3 a+4?", "5 a-1 b-1?", "1?"]
 WORDS = ["a3+4=7 #7", "a3+4=8", "#3<|im_end|>\n<|im_start|>user", ""]
-"""One ended response, one that was cut off, one that spells the reward model's own tokens, one of no text that was cut off."""
+"""One response ended, one was cut off, one spells the reward model's own tokens, and an empty one was cut off."""
 ENDED = [True, False, True, False]
 
 
@@ -95,7 +95,8 @@ def test_conversations_are_rendered_turn_by_turn(pipeline: Any, other: Path) -> 
 
 
 def test_prompts_that_are_shown_alike_keep_their_own_turns(pipeline: Any, other: Path) -> None:
-    """One user's turn that reads like a transcript, the conversation itself, and one whose first turn has the rest in it."""
+    """The three prompts are one turn that reads like a transcript, the conversation itself, and a conversation whose
+    first turn has the answer in it."""
     scorer = load_scorer(job_with(pipeline, other), "main", tokenizers_of=["init"], device=CPU)
     talks = [
         [Message(role=role, content=content, extra=None) for role, content in turns]

@@ -250,7 +250,7 @@ OWNERS = pytest.mark.parametrize(
         "assert ctypes.CDLL(None).syscall({fcntl}, end, ctypes.c_long(2**32 + 8), {pid}) == 0",
     ],
 )
-"""Commands that name another process as the one that hears of a file. The last has bits that the kernel does not read."""
+"""Commands that let another process get a file's signals. The last has bits that the kernel does not read."""
 
 
 def outcome_of_owning(owned: str, pid: int, *, isolated: bool) -> Ran:
@@ -271,7 +271,7 @@ print("sent")
 
 @OWNERS
 def test_no_file_sends_a_signal_to_another_process(owned: str) -> None:
-    """Where nothing isolates, any process of the user could get it: this one stands for them."""
+    """Without isolation any process of the user could get the signal; the one started here stands for them."""
     other = subprocess.Popen(["sleep", "600"], process_group=0)
     try:
         assert outcome_of_owning(owned, other.pid, isolated=False) == FAILED
@@ -359,7 +359,7 @@ def test_no_network_is_reached() -> None:
 
 
 def test_the_namespace_has_no_network_even_without_the_filter() -> None:
-    """``unshare`` with the flags that are used, and a child that nothing filters."""
+    """The test calls ``unshare`` with the flags of the sandbox, and does not filter the child's system calls."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         command = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)"
@@ -413,7 +413,7 @@ print(json.dumps(found))
 
 
 def test_a_kernel_that_forbids_namespaces_is_refused_unless_the_recipe_allows_it() -> None:
-    """Tried in a user namespace in which no further one may be made, as in a common container."""
+    """The test runs in a user namespace in which no further one may be made, as in a common container."""
     forbid = f'echo 0 > /proc/sys/user/max_user_namespaces; exec {sys.executable} -c "$0"'
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, REFUSING],

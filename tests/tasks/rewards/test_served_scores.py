@@ -153,7 +153,7 @@ def test_failing_calls_change_no_score_and_nothing_is_asked_twice(
 
 
 def test_each_failed_call_is_counted_once(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
-    """Three calls of one term, each of them with failures; the last asks about nothing new."""
+    """One term scores three times, with failed requests. The third time has no new question."""
     server.faults.share = 0.4
     scores = load(tmp_path, judge(server))
     counts = []
@@ -296,7 +296,7 @@ def test_a_question_that_is_refused_first_is_kept_when_others_are_answered(
 def test_a_server_that_has_answered_nothing_ends_the_stage_by_its_refusal(
     server: FakeJudge, tmp_path: Path, fresh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request itself may be wrong; and no answer is kept, so that nothing of it counts when the server is set right."""
+    """The request itself may be wrong. No answer is kept, so a refusal does not count when the server is set right."""
     monkeypatch.setattr(asking, "MOST_REFUSED", 3)
     server.faults.refused = 400
     asked = judge(server, unreadable=0.0, at_once=1)

@@ -204,7 +204,7 @@ def test_processes_that_it_forks_answer_nothing(tmp_path: Path, kind: str) -> No
 def test_a_reply_without_an_end_fills_no_memory(
     verifier: VerifierProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code that writes into the pipe of its verdicts, and ends no line."""
+    """The verifier's code writes into the pipe of its verdicts, and ends no line."""
     monkeypatch.setattr(verifier_process, "MAX_REPLY", 2**20)
     before = """
 import os
@@ -342,7 +342,7 @@ process.close()
 
 
 def test_a_stage_that_was_stopped_does_not_blame_the_verifier(tmp_path: Path) -> None:
-    """Stopped for longer than a call may take, by a signal that the verifier itself sends."""
+    """A signal from the verifier itself stops the stage for longer than a call may take."""
     define(
         tmp_path,
         "pathlib.Path(FILE).touch(); os.kill(os.getppid(), signal.SIGSTOP); time.sleep(6); return True",
@@ -540,7 +540,7 @@ def test_what_it_prints_in_all_is_bounded_in_the_log(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Forty calls that print 1,000 bytes each, and a bound of 10,000."""
+    """Forty calls print 1,000 bytes each, and the bound is 10,000."""
     monkeypatch.setattr(verifier_process, "MAX_LOGGED", 10_000)
     define(tmp_path, "print('x' * 999); return True")
     assert verifier.verdicts([("p", str(n), None) for n in range(40)]) == [True] * 40

@@ -65,8 +65,7 @@ def test_parts_of_workers_are_no_parameters() -> None:
 
 
 def test_what_never_agreed_is_not_asked_for_and_what_did_must() -> None:
-    """A packed matrix has other bytes from the start. Each vLLM has a layout of its own, and is asked once for each
-    hand-over."""
+    """A packed matrix has other bytes from the start. Each vLLM has its own layout and is asked once in each update."""
     weights = {"norm": torch.tensor(numbers(4)), "packed": torch.tensor(numbers(4, 4))}
     held = {"norm": sha256(numbers(4)), "packed": "other bytes"}
     compared, asked = Checksums(None, "float32"), []

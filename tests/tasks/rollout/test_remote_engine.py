@@ -213,8 +213,7 @@ def test_one_bit_of_a_weight_is_found_by_checksums(
 def test_servers_with_large_weights_are_asked_for_parts_in_turn(
     pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All weights are compared at first, and then a part after each update. A bit is found when its part is
-    compared."""
+    """All weights are compared at first, then a part after each update. A bit is found when its part is compared."""
     monkeypatch.setattr(checksums, "MOST_BYTES", 20_000)
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)

@@ -303,7 +303,7 @@ def test_demonstrations_add_their_weighted_nll_per_token(rolled: Rolled) -> None
 def test_right_responses_are_imitated_per_token_of_those_that_the_filter_leaves(
     rolled: Rolled, microbatch_size: int | None
 ) -> None:
-    """The loss equals torch's cross-entropy: rows 0, 2, 3, 5 ended, and of these all but the lowest score are right."""
+    """The loss equals torch's cross-entropy. Rows 0, 2, 3 and 5 ended, and of these all but the lowest are right."""
     ended, scores = [0, 2, 3, 5], rolled.rollout.scores.total.tolist()
     threshold = min(scores[row] for row in ended)
     right = [row for row in ended if scores[row] > threshold]
@@ -359,7 +359,7 @@ def test_a_shared_trunk_learns_from_policy_loss_plus_weighted_value_loss(rolled:
 
 
 def test_full_kl_reaches_the_policy_alone_and_is_that_of_its_logits(rolled: Rolled) -> None:
-    """Σ_v π(v)·(log π(v) − log π_ref(v)) over the whole vocabulary, mean over the responses' tokens."""
+    """The loss is the mean over response tokens of Σ_v π(v)·(log π(v) − log π_ref(v)), over the whole vocabulary."""
     switches = {**SWITCHES["full KL loss"], "aggregation": "token"}
     on, metrics = rolled.update(switches)
     off, _ = rolled.update({**switches, "kl_loss_coef": 0.0})

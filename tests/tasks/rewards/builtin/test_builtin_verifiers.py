@@ -38,7 +38,7 @@ REVERSED = {
     )
 }
 GRID = json.dumps({"answer": "1 2", "metadata": {"source_dataset": "arc_agi", "output": [[1, 2]]}})
-"""Its scoring compares with tuples, which JSON does not have."""
+"""An entry whose scoring compares with tuples, which JSON does not have."""
 SUM = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]})
 SUMS = "a, b = map(int, input().split())\nprint(a + b)"
 
