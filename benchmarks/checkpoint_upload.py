@@ -84,7 +84,7 @@ def seconds_of_stage(address: str, options: argparse.Namespace, products: int, *
 
 
 def run_stage(scratch: Path, products: int, checkpoints: int, megabytes: float, send: Connection) -> None:
-    """Compute so many matrix products, with checkpoints of new tensors in between, as a stage does."""
+    """Compute ``products`` matrix products, with checkpoints of new tensors in between, as a stage does."""
     import torch
 
     from vantage.tasks.training.checkpoints import save
@@ -103,7 +103,7 @@ def run_stage(scratch: Path, products: int, checkpoints: int, megabytes: float, 
 
 
 def work(products: int) -> None:
-    """Multiply the matrices the given number of times."""
+    """Compute this number of matrix products."""
     import torch
 
     matrix = torch.randn(256, 256) / 16
@@ -112,7 +112,7 @@ def work(products: int) -> None:
 
 
 def calibrated(seconds: float) -> int:
-    """Return how many products take so long on one thread."""
+    """Return how many products take ``seconds`` on one thread."""
     import torch
 
     torch.set_num_threads(1)

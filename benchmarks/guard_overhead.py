@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def compute(how: str, material: str, core: str) -> None:
-    """Be one of the sides, until the runner ends this process."""
+    """Compute one of the sides until the runner ends this process."""
     if how == WITHOUT:
         setattr(gathering, "response_shape", lambda responses: {})  # noqa: B010 - mypy knows no other module's imports
         Attempt._guarding_of = lambda self, job: Guarding(())  # type: ignore[method-assign]

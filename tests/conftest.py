@@ -125,7 +125,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for no garbage in what is loaded by now, and seldom in the rest: else it takes a quarter of the tests' time."""
+    """Exclude what is loaded by now from garbage collection, and collect the rest seldom. Otherwise it takes a quarter
+    of the tests' time."""
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     gc.enable()

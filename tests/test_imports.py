@@ -36,7 +36,7 @@ TO_MLFLOW = (
     "server",
     "writing",
 )
-"""Of the ledger, what may load mlflow."""
+"""Modules of the ledger that may load mlflow."""
 
 PROBE = """
 import gc, importlib, json, sys

@@ -75,7 +75,7 @@ def test_the_readmes_own_command_reaches_its_end(tmp_path: Path) -> None:
 
 
 def test_other_layouts_word_problems_and_chinese_conversations(tmp_path: Path) -> None:
-    """JSON Lines with other column names; preferences whose sides are messages, in Chinese."""
+    """The data is JSON Lines with other column names, and Chinese preferences whose sides are messages."""
     words = command(
         tmp_path / "workspace",
         f"model.source={save_story_model(tmp_path / 'model', num_layers=2)}",

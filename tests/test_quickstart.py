@@ -163,7 +163,7 @@ def test_a_closed_gate_is_recorded_with_its_evidence_and_stops_the_policy(
 def test_killed_in_the_middle_of_three_stages_it_goes_on_and_ends_with_the_same_bits(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """One run, killed in three of its stages in turn: no kill may cost a stage that was finished before it."""
+    """One run is killed in three of its stages in turn. No kill costs a stage that was finished before it."""
     _, whole = finished
     workspace = tmp_path / "workspace"
     for stage in ("sft", "value", "policy"):
@@ -202,7 +202,7 @@ def kill_in_the_middle_of(stage: str, workspace: Path) -> None:
 
 
 def wait_for_a_checkpoint_of(stage: str, workspace: Path, running: subprocess.Popen[bytes]) -> None:
-    """Return in the middle of the stage: one in-stage checkpoint is there, and the stage goes on."""
+    """Wait until the stage has saved a checkpoint and goes on."""
     deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
         assert running.poll() is None, f"the run ended before a checkpoint of {stage} was seen"

@@ -81,7 +81,7 @@ class Case:
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Dataset that the recipe leaves open → rows."""
     package: str | None = None
-    """An optional one that its verifiers import."""
+    """An optional package that its verifiers import."""
     sets: tuple[str, ...] = ()
 
 
@@ -116,7 +116,7 @@ def is_tried(name: str) -> bool:
 
 
 class InThisProcess:
-    """A launcher: a stage of a tenth of a second needs no process of its own."""
+    """A launcher that computes in this process, since stages of a tenth of a second need none of their own."""
 
     def launch(self, job: StageJob, **_: Any) -> StageResult:
         return run_stage(job)

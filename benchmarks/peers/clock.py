@@ -1,8 +1,9 @@
-"""What times and counts one side, the same code in both: it knows torch's optimisers and transformers' Llama, no trainer.
+"""Time and count one side. Both sides use this code, which knows torch's optimisers, transformers' Llama, and no
+trainer.
 
-Time is taken at optimiser steps: from the last one of the iterations that warm up to the last one of those that are measured. So a
-whole number of iterations lies between, with all that a trainer does in them, and loading, imports and what follows training
-do not.
+Time is taken at optimiser steps: from the last one of the iterations that warm up to the last one of those that are
+measured. So a whole number of iterations lies between, with all that a trainer does in them. Imports, loading and what
+follows training are not timed.
 """
 
 import json
@@ -24,10 +25,10 @@ from benchmarks.peers.workloads import BOS, EOS, GO, PAD, READY, Work, Workload
 
 
 class Clock:
-    """Counts from the moment it is made; blocks after the warm-up until the other side is there too."""
+    """Counts from the moment it is made. After the warm-up it waits for the other side."""
 
     def __init__(self, workload: Workload, *, optimizers: int = 1) -> None:
-        """Begin to time. ``optimizers``: each of which makes every one of the workload's steps."""
+        """Begin to time. Each of the ``optimizers`` takes every step of the workload."""
         self._workload, self._optimizers = workload, optimizers
         self._said = _own_stdout()
         self._calls: Counter[int] = Counter()

@@ -53,7 +53,7 @@ def build_counting_model(folder: Path, *, seed: int, shape: Shape = "tiny") -> N
 
 
 def tiny_shape() -> LlamaConfig:
-    """Return the built-in model's, but for the vocabulary."""
+    """Return the built-in model's shape, with another vocabulary."""
     config = builtin_config("tiny")
     config.vocab_size = len(SPECIAL_TOKENS) + VARIANTS * STATES
     return config

@@ -33,7 +33,7 @@ ALGORITHMS: dict[Kind, dict[str, Any]] = {
     "rloo": {"preset": "rloo"},
 }
 OPTIMIZERS: dict[Kind, int] = {"ppo": 2}
-"""Of policy and critic; each other kind has one."""
+"""Number of optimisers: PPO has one each for policy and critic, and every other kind has one."""
 
 
 def main(path: str, core: str) -> None:

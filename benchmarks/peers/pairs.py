@@ -139,7 +139,7 @@ class Side:
         print(GO, file=pipe, flush=True)
 
     def end(self) -> None:
-        """Kill it: it would work for ever, so that the other one is never alone while it is timed."""
+        """Kill the process, which works for ever so that the other one is never alone while it is timed."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -1,4 +1,4 @@
-"""The material of a workload: models, rows, and the rows as Vantage's own data preparation leaves them."""
+"""Prepare the material of a workload: models, rows, and the rows as Vantage's own data preparation leaves them."""
 
 import json
 import random

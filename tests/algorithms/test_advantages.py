@@ -288,7 +288,7 @@ def test_equal_advantages_whiten_to_0_also_where_rounding_blurs_their_mean():
 
 
 def test_advantages_that_are_equal_but_for_rounding_whiten_to_0():
-    """Two sums of three numbers in another order: their difference would be divided by itself."""
+    """The two advantages are sums of three numbers in another order. Their difference would be divided by itself."""
     one, other = (sum(map(torch.tensor, order)) for order in ([0.3, 0.2, 0.2], [0.2, 0.2, 0.3]))
     assert one != other
     mask = torch.ones(2, 2, dtype=torch.bool)

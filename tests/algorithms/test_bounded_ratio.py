@@ -48,7 +48,7 @@ def test_a_ratio_of_the_response_by_hand() -> None:
 
 
 def test_tokens_of_a_response_may_have_advantages_of_their_own() -> None:
-    """GSPO-token: s = 4 for both, and each token's slope is −s·A/length."""
+    """As in GSPO-token, s = 4 for both tokens, and each token's slope is −s·A/length."""
     leaf, *given = tensors([[2.0, 8.0]], [[3.0, -1.0]])
     found = clipped_surrogate(
         leaf,

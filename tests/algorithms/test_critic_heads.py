@@ -165,7 +165,8 @@ def test_disagreement_is_the_standard_deviation_of_the_population() -> None:
 
 
 def test_tokens_on_which_the_heads_agree_lose_their_advantage() -> None:
-    """Five valid tokens, of which ⌊0.4 · 5⌋ = 2 agree most: 0.1 and 0.2; the masked ones do not count."""
+    """Of five valid tokens, the ⌊0.4 · 5⌋ = 2 with spreads of 0.1 and 0.2 lose their advantage. Masked ones do not
+    count."""
     spread = torch.tensor([[0.1, 0.5, NAN], [0.3, 0.2, 0.4]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
     assert agreement_weights(spread, mask, share=0.4).tolist() == [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]]
@@ -234,7 +235,8 @@ def error(quantiles: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def test_a_critic_that_knows_how_often_is_calibrated_and_a_sure_one_is_not() -> None:
-    """Returns 0 and 1, three of ten are 1: quantiles 0 and 1 in that share have no error, and all at 0.3 one of 0.3."""
+    """Three of ten returns are 1 and the others 0. Quantiles of 0 and 1 in these shares have no error, and quantiles
+    that are all 0.3 have an error of 0.3."""
     mask = torch.ones(1, 10, dtype=torch.bool)
     returns = torch.tensor([[0.0] * 7 + [1.0] * 3])
     knowing = torch.tensor([0.0] * 7 + [1.0] * 3).expand(1, 10, 10)

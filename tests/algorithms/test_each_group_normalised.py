@@ -82,7 +82,7 @@ def test_named_scores_that_are_equal_but_for_their_own_rounding_add_nothing() ->
 
 
 def test_scores_of_a_group_that_are_equal_but_for_rounding_teach_nothing() -> None:
-    """Three terms whose weighted sum is 44.8 in either order; the last group has other sizes, signs and scores."""
+    """The first group's scores are sums of the same three terms in two orders. Scores of other groups really differ."""
     one, other = (sum(map(torch.tensor, order)).item() for order in ([19.2, 12.8, 12.8], [12.8, 12.8, 19.2]))
     assert one != other
     scores = torch.tensor([one, other, one, -1.0, -2.0, 1e-9, 1.1e-9])

@@ -27,7 +27,8 @@ def test_pass_at_k_is_the_share_of_all_choices_with_a_right_response(n: int) -> 
 
 
 def test_pass_at_k_is_unbiased_where_the_plain_estimate_is_not() -> None:
-    """Responses that are right with p = 0.3: the mean over all outcomes of 10 is 1 − 0.7^4, that of 1 − (1 − c/n)^4 less."""
+    """Responses are right with p = 0.3. Over all outcomes of 10, pass@4 has the mean 1 − 0.7^4, and 1 − (1 − c/n)^4 has
+    a smaller one."""
     n, k, p = 10, 4, 0.3
     chance = torch.tensor([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)])
     mean = (chance * pass_at_k(torch.arange(n + 1), num_samples=n, k=k)).sum().item()

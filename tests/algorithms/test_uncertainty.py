@@ -16,7 +16,7 @@ from vantage.algorithms.uncertainty import (
 
 
 def test_a_mean_by_hand() -> None:
-    """Prompts 7, 3 and 9 with means 1, 0 and 0.5: standard deviation 0.5 (ddof 1), over √3 the error is 0.2887."""
+    """Prompts 7, 3 and 9 have means 1, 0 and 0.5 with standard deviation 0.5 (ddof 1). The error is 0.5/√3 = 0.2887."""
     estimate = clustered_mean(torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0]), torch.tensor([7, 3, 9, 7, 9, 3]))
     assert (estimate.value, estimate.num_clusters, estimate.num_rows) == (0.5, 3, 6)
     assert estimate.standard_error == pytest.approx(0.5 / math.sqrt(3))

@@ -40,7 +40,7 @@ RELATIVE, ABSOLUTE = 3e-3, 1e-3
 """By how much a number may differ on another platform."""
 
 CURVE = "mean of "
-"""Before the name of a curve among the numbers."""
+"""Prefix of the name of a curve among the numbers."""
 
 Numbers = dict[str, float | str | None]
 

@@ -51,7 +51,7 @@ FAST = {"", *get_args(PresetName)}
     [pytest.param(each, marks=() if each.partition(": ")[2] in FAST else pytest.mark.slow) for each in RUNS],
 )
 def test_a_run_makes_what_is_recorded(name: str, results: Results) -> None:
-    """On every platform the numbers, and the bits where they were recorded."""
+    """A run makes the recorded numbers on every platform, and the recorded bits on platforms that have some."""
     if name.startswith("benchmark_evaluation"):
         pytest.importorskip("lm_eval", reason="pip install -e '.[lm-eval]'")
     record, found = read(), golden(results.of(name))

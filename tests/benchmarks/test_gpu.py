@@ -140,7 +140,7 @@ def test_a_device_is_known_by_its_own_name(name: str, bandwidth: float | None) -
 
 
 def test_rates_are_measured_where_there_is_no_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product of 2·64³ FLOPs and a copy of 1,000 bytes, read and written, in 0.5 s each."""
+    """A product of 2·64³ FLOPs and a copy of 1,000 bytes, which are read and written, take 0.5 s each."""
     monkeypatch.setitem(devices.WIDTH, "cpu", 64)
     monkeypatch.setitem(devices.COPIED, "cpu", 1000)
     monkeypatch.setattr(devices, "_quickest", lambda work, device: work() is None or 0.5)
@@ -167,7 +167,7 @@ def test_rows_by_hand() -> None:
 
 
 def test_waits_are_counted_as_torch_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count three equal warnings three times, and no warning of another kind. The mode is restored, also after an error."""
+    """Three equal warnings count three times, and other warnings do not. The mode is restored, also after an error."""
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 

@@ -111,7 +111,8 @@ def worst_gap(policy: PolicyModel, temperature: float, prompts: list[list[int]],
 
 @pytest.mark.parametrize("name", ["tied", "untied", "qwen"])
 def test_every_update_reaches_the_real_engine(name: str, tmp_path: Path) -> None:
-    """Output heads that share the embedding's weights, or have their own; biases; three updates, the last one small."""
+    """Output heads share the embedding's weights or have their own, and some layers have biases. The last of three
+    updates is small."""
     policy, codec, engine = engine_at(model(tmp_path / "model", name), temperature=0.7)
     prompts = [prompt for prompt in PROMPTS for _ in range(8)]
     for update in (0.05, 0.02, 1e-4):
@@ -373,7 +374,8 @@ def test_a_whole_stage_samples_from_adapters_with_the_real_engine(tmp_path: Path
     "kind, precision", [("policy", "float32"), ("policy", "bfloat16"), ("evaluation", "bfloat16")]
 )
 def test_whole_stages_sample_with_the_real_engine(kind: str, precision: str, tmp_path: Path) -> None:
-    """Policy optimisation, whose trainer compares its log-probabilities with the sampler's in each iteration, and an evaluation."""
+    """The stages are a policy optimisation, which compares log-probabilities with the sampler's in each iteration, and
+    an evaluation."""
     pipeline = Pipeline(tmp_path / "pipeline", width=128)
     job = pipeline.job(kind)
     before: Any = job.work

@@ -25,7 +25,7 @@ from vantage.schemas.recipe.lora import Lora
 
 RANK_8 = "recipe: every_kind\nmodel: {source: 'builtin:tiny', lora: {rank: 8, alpha: 16}}"
 ADAPTER = 8 * 4 * (4 * 2 * 128 + 3 * (128 + 256))
-"""Of the tiny model: rank 8, 4 layers, 4 matrices of 128 × 128 and 3 of 128 × 256."""
+"""Weights of adapters of the tiny model: rank 8, 4 layers, 4 matrices of 128 × 128 and 3 of 128 × 256."""
 WHOLE = 669_312
 
 

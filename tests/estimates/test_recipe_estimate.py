@@ -357,7 +357,8 @@ def test_other_models_have_their_own_size_and_those_of_an_evaluation_are_held_in
 
 @pytest.mark.parametrize("name", ["critic_free", "raft"])
 def test_a_model_that_judges_in_a_watch_is_held_and_asked(name: str) -> None:
-    """Measured before the first iteration, where no pair differs, and 4 (2) times after: both orders with both answers of 10 pairs."""
+    """The watch samples before the first iteration, where no pair differs, and 4 (2) times after it. Then it asks about
+    10 pairs in both orders with both answers."""
     plain = stage(estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100"), name)
     watch = "{judge: {model: sft}, every: 1, prompts: {data: prompts, split: train, samples: 10}}"
     found = stage(

@@ -17,7 +17,7 @@ from vantage.schemas.records.verdicts import check_gate
 from vantage.tasks.training import resampling
 
 NOMINAL = 0.025
-"""Of either side of an interval at 95 %."""
+"""Probability of either side of an interval at 95 %."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,7 +61,7 @@ def chance_of_passing(bounds: np.ndarray, gained: float, lost: float, at_least: 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 32, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("metric", ["accuracy_gain", "win_rate"])
 def test_a_gate_on_pairs_opens_by_chance_as_rarely_as_it_says(metric: str, n: int) -> None:
-    """Exactly, for every difference from −0.5 to 0.5 and every share of gained pairs: 3.0 % is the most, at n = 64."""
+    """Exact probabilities, for differences from −0.5 to 0.5 and several shares of gained pairs, are at most 3.0 %."""
     bounds = lower_bounds(n, metric)
     for difference in (-0.5, -0.3, -0.1, -0.05, -0.02, -0.01, 0.0, 0.05, 0.1, 0.3, 0.5):
         for other in (0.0, 0.005, 0.02, 0.1, 0.25, 0.4):
@@ -82,7 +82,8 @@ def test_another_lost_pair_never_raises_the_bound_and_another_gained_one_never_l
 
 @pytest.mark.parametrize(("n", "bound"), [(256, -0.02), (300, -0.01), (100, -0.05)])
 def test_pairs_that_only_lose(n: int, bound: float) -> None:
-    """The loss is the bound: binomial counts of lost pairs, of which those that pass have at most 2.5 %."""
+    """The true loss is the gate's bound. Counts of lost pairs that pass have a binomial probability of at most 2.5
+    %."""
     chance = 0.0
     for lost in range(n // 10):
         difference, known = of_pairs(0, lost, n)
@@ -119,7 +120,8 @@ def test_a_gate_on_a_share_opens_by_chance_as_rarely_as_it_says(n: int, rows: in
 
 @pytest.mark.parametrize(("rows", "n"), [(2, 5), (2, 12), (3, 6)])
 def test_so_does_one_on_rows_of_a_prompt_that_are_independent(rows: int, n: int) -> None:
-    """Sum the multinomial probabilities of all tables (how many prompts have 0, 1, 2 … right rows) whose interval excludes the truth."""
+    """The multinomial probabilities of all tables (how many prompts have 0, 1, 2 … right rows) whose interval excludes
+    the truth sum to at most 2.9 %."""
     tables = [
         table
         for table in np.ndindex(*[n + 1] * rows)

@@ -76,7 +76,7 @@ def cut_after_every_write(
     server = Server(f"sqlite:///{place / 'mlflow.db'}", artifacts=place / "mlartifacts")
 
     def renew() -> None:
-        """Put all back as it was, in the database that is open: another would take a third of the time."""
+        """Restore everything, in the database that is open: opening another would take a third of the time."""
         for name in ("ledger", "mlartifacts"):
             shutil.rmtree(place / name, ignore_errors=True)
         shutil.copytree(folder, place / "ledger")
@@ -87,7 +87,7 @@ def cut_after_every_write(
             before.backup(database)
 
     def send(cut_at: int, client_of: type[Cutting] = Cutting) -> list[str]:
-        """Do what a new process does: nothing is known of what was sent but what the folder holds."""
+        """Send as a new process does, which knows only from the folder what was sent."""
         client = server.client
         cutting = client_of(client, cut_at=cut_at)
         server.client = cutting  # type: ignore[assignment]

@@ -11,12 +11,12 @@ Damage = Callable[[Path], None]
 
 
 def config(**changes: object) -> Damage:
-    """Change fields of config.json."""
+    """Return a damage that changes fields of config.json."""
     return lambda folder: _edit(folder / "config.json", changes)
 
 
 def text(file: str, content: str | bytes) -> Damage:
-    """Return a file with another content."""
+    """Return a damage that gives a file another content."""
     data = content if isinstance(content, bytes) else content.encode()
 
     def overwrite(folder: Path) -> None:

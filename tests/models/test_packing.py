@@ -23,7 +23,7 @@ from vantage.models.sequences import Packing, Sequences, collate
 LENGTHS = some.lists(some.integers(1, 12), min_size=1, max_size=7)
 PACKED = [name for name in FAMILIES if name != "bloom"]
 IN_FLOAT32 = {"gemma", "gemma2", "gemma3"}
-"""Whose norms multiply by their weights in float32, whatever the model's type."""
+"""Families whose norms multiply by their weights in float32, whatever the model's type."""
 
 
 @pytest.mark.parametrize(

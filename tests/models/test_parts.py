@@ -84,8 +84,9 @@ def found_by(model: PreTrainedModel, sequences: Sequences) -> tuple[list[torch.T
 def test_every_family_finds_what_it_finds_in_rows_of_their_own(
     family: str, cuts: str, sequences: Sequences
 ) -> None:
-    """Log-probabilities, entropies, values, scores, and gradients of a loss of them all; norms and some softmaxes are in
-    float32 even here. One token more or less that is attended to changes the second digit."""
+    """Log-probabilities, entropies, values, scores, and gradients of a loss of them all are equal up to the rounding of
+    norms and some softmaxes, which are in float32 even here. One token more or less that is attended to changes the
+    second digit."""
     model = of_family(family)
     alone, gradients_alone = found_by(model, sequences)
     found, gradients = found_by(model, in_parts(sequences, CUTS[cuts]))

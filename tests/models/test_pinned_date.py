@@ -13,7 +13,8 @@ DIRECTIVES = "aAbBcdDeFgGhHIjmMnprRStTuUVwWxXyYzZ%"
 
 @pytest.mark.parametrize("directive", DIRECTIVES)
 def test_a_format_says_what_the_library_says_in_english(directive: str) -> None:
-    """For days of all months and days of the week, by Python's own function in the locale C, in which tests run."""
+    """On days of all months and days of the week the text is that of Python's own function in the locale C, in which
+    tests run."""
     for number in range(0, 800, 29):
         day = date(2023, 1, 1) + timedelta(days=number)
         moment = datetime(day.year, day.month, day.day, tzinfo=UTC)

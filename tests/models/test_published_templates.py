@@ -30,7 +30,8 @@ CHANNELS = (
     "{{ '<|return|>' if loop.last else '<|end|>' }}{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-"""Writes special tokens between the prompt and the words, as gpt-oss's does; reads the reasoning as `thinking`."""
+"""A template that writes special tokens between prompt and words, and reads reasoning as `thinking`, as gpt-oss's
+does."""
 TWO_CLOSINGS = CHATML.replace("{{ message['content'] }}", "<|resp|>{{ message['content'] }}<|/resp|>")
 BRACKETS = CHATML.replace(
     "{{ message['content'] }}",
@@ -41,7 +42,7 @@ CLOSES_TWICE = CHATML.replace(
     "{{ '<|resp|>' if message.role == 'assistant' }}{{ message['content'] }}"
     "{{ '<|/resp|>' if message.role == 'assistant' }}",
 ).replace("assistant\n{% endif", "assistant\n<|resp|>{% endif")
-"""Opens the response in the prompt, and closes the response before the turn, as Command A's does."""
+"""A template that opens the response in the prompt, and closes it before the turn, as Command A's does."""
 TRIMS = CHATML.replace("message['content'] }}", "message['content'] | trim }}")
 THINKS = CHATML.replace(
     "{{ message['content'] }}",
@@ -49,7 +50,7 @@ THINKS = CHATML.replace(
     "{{ message.content.split('</think>')[0].split('<think>')[-1] | trim }}{% endif %}\n</think>\n\n"
     "{{ message.content.split('</think>')[-1].lstrip() }}{% else %}{{ message.content }}{% endif %}",
 )
-"""Writes a thought, or an empty one, before the last answer, as Qwen3's does."""
+"""A template that writes a thought, or an empty one, before the last answer, as Qwen3's does."""
 CUTS = CHATML.replace(
     "message['content'] }}", "message['content'][:2] if message.role == 'assistant' else message.content }}"
 )
@@ -58,14 +59,14 @@ CLOSES_NOTHING = (
     "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}<think></think>\n{% endif %}"
     "{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-"""Puts no token after a turn, as GLM's does."""
+"""A template that puts no token after a turn, as GLM's does."""
 CALL_IF_NULL = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is none %}"
     "{% for c in m.tool_calls %}<call>{{ c.function.name + ' ' + c.function.arguments }}</call>{% endfor %}"
     "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Writes calls only where the content is null, and adds the arguments to a text, as DeepSeek's does."""
+"""A template that writes calls only where the content is null, and adds the arguments to a text, as DeepSeek's does."""
 CALLS = CHATML.replace(
     "{{ message['content'] }}",
     "{{ message['content'] }}{% for c in message.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}",

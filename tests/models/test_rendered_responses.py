@@ -19,21 +19,21 @@ TOOLS = (
     "{{ m['content'] }}{% for call in m.tool_calls or [] %}\n<call>{{ call.function | tojson }}</call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Writes reasoning of the last turn, and calls."""
+"""A template that writes reasoning of the last turn, and calls."""
 OPENS_THINKING = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
 EMPTY_THINKING = CHATML.replace(
     "{{ message['content'] }}",
     "{% if message.role == 'assistant' and loop.last and '<think>' not in message.content %}<think>\n\n</think>\n\n"
     "{% endif %}{{ message['content'] }}",
 )
-"""Writes an empty thought where the last turn has none."""
+"""A template that writes an empty thought where the last turn has none."""
 TRIMS = CHATML.replace("message['content'] }}", "message['content'] | trim }}")
 FORGETS = CHATML.replace(
     "{{ message['content'] }}",
     "{{ message['content'].split('</think>')[-1] | trim if message.role == 'assistant' and not loop.last "
     "else message['content'] }}",
 )
-"""Removes the thinking of earlier turns."""
+"""A template that removes the thinking of earlier turns."""
 FORGETS_ALL = CHATML.replace(
     "{{ message['content'] }}",
     "{{ message['content'].split('</think>')[-1] | trim if message.role == 'assistant' else message['content'] }}",
@@ -137,7 +137,7 @@ def test_a_response_may_go_on_in_the_thought_that_its_prompt_has_opened(
 def test_a_template_made_for_turns_that_lie_in_the_past_takes_no_thinking_from_the_last(
     byte_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """What serving has the model write, it writes with its thinking."""
+    """The model writes its last turn with its thinking when it is served, so it learns it with its thinking."""
     byte_tokenizer.chat_template = FORGETS_ALL
     found = tokens(byte_tokenizer, "1+1?", said(THOUGHT))
     assert not isinstance(found, UnrenderedRow)

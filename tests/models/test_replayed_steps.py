@@ -193,7 +193,7 @@ def test_in_bfloat16_log_probabilities_are_those_of_the_trainer(
 
 
 def test_autocast_finds_in_a_cast_model_what_it_finds_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit: the first tokens come with the prompts, which no step has a part in."""
+    """The first tokens have equal bits. They come with the prompts, in which no step has a part."""
     for name in ("llama", "qwen2", "gpt2"):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             plain, replayed, _ = both(built(REPLAYED[name]), monkeypatch)
@@ -530,7 +530,7 @@ def test_a_call_leaves_nothing_behind(fails_at: int | None, monkeypatch: pytest.
 def test_a_replayed_token_waits_once_and_changes_no_address(
     replays: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the number of responses that have not ended, which on a GPU is that of the token before."""
+    """A token waits for the number of responses that have not ended, which on a GPU is that of the token before."""
     monkeypatch.setattr(static_cache, "STEP", 64)
     model, addresses = built(REPLAYED["llama"]), set()
     whole = one_token.draw_one_token

@@ -1,4 +1,4 @@
-"""Tokenizers that fail on a text: what is said of it, and what is not taken for it."""
+"""A tokenizer that fails on a text is refused with the text, and errors of other origin are not taken for that."""
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers

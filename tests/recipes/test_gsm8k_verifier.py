@@ -7,7 +7,7 @@ import pytest
 from vantage.recipes.gsm8k_verifier import final_number, verify
 
 REFERENCE = "She sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72 clips.\n#### 72"
-"""In GSM8K's own form."""
+"""An answer in GSM8K's own form."""
 
 RIGHT = [
     REFERENCE,

@@ -155,8 +155,8 @@ def test_of_equal_models_less_is_not_asked_for() -> None:
 def test_no_bound_is_offered_that_accepts_a_loss(
     metric: str, side: str, bound: float, measured: float, error: float | None, offered: str | None
 ) -> None:
-    """No gain is 0 of a difference and of explained variance, a half of a share of wins or pairs, 1 of a ratio, what a coin
-    or a constant gets, and the baseline's own value."""
+    """The value without a gain is 0 for a difference and explained variance, a half for a share of wins or pairs, 1 for
+    a ratio, and else what a coin, a constant or the baseline has."""
     sure = {} if error is None else {metric: Uncertainty(n=400, rows=400, standard_error=error)}
     gate = {"metric": metric, side: bound} | ({} if error is None else {"confidence": 0.95})
     verdict = check_gate(Gate.model_validate(gate), {metric: measured}, sure)

@@ -237,7 +237,7 @@ def test_a_reward_model_and_adapters_alone_are_refused(
     life: Life,
     tmp_path: Path,
 ) -> None:
-    """Published as runs publish them; of each only its description is read."""
+    """They are published as runs publish them, and only their descriptions are read."""
     (folder := tmp_path / name).mkdir()
     for file, content in {**files, "tokenizer_config.json": {}}.items():
         (folder / file).write_text(json.dumps(content))

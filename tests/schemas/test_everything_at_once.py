@@ -72,7 +72,7 @@ def test_wrong_fields_do_not_hide_the_rules_of_what_they_stand_in(text: str) -> 
 
 @every("size", ["x", "-1", "0.5", "null", "[]"])
 def test_a_rule_about_a_wrong_field_is_not_told_of_its_default(text: str, size: str) -> None:
-    """minibatch_size=100 divides not the default of 256; of what the wrong batch_size should be, nobody knows."""
+    """minibatch_size=100 does not divide the default of 256, but nobody knows what the wrong batch_size should be."""
     problems = refused(text, f"stages.policy.batch_size={size}", "stages.policy.minibatch_size=100")
     assert len(problems) == 1
     assert problems[0].startswith(f"--set stages.policy.batch_size={size}: ")

@@ -109,7 +109,7 @@ def test_where_the_statements_are_is_told_of_any_workspace(copied: Ended, keys: 
 def test_a_registered_model_while_mlflow_does_not_answer(
     ended: Ended, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
-    """Exit code 69, as of every command that asks MLflow; `explained` ends the process with it."""
+    """The exit code is 69, as for every command that asks MLflow; `explained` ends the process with it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     for find in (find_target, find_side):
         with pytest.raises(ConnectionError, match="MLflow at http://127.0.0.1:9 does not answer") as refused:

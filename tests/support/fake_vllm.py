@@ -57,7 +57,7 @@ class Faults:
     asked: list[int] = field(default_factory=list)
     """The seed of each sampled request, in order."""
     engines: list["FakeLLM"] = field(default_factory=list)
-    """All that were started."""
+    """All engines that were started."""
 
 
 FAULTS = Faults()
@@ -162,7 +162,7 @@ class SamplingParams:
 
 @dataclass
 class Request:
-    """One that has not ended."""
+    """A request that has not ended."""
 
     ids: list[int]
     logprobs: list[float]

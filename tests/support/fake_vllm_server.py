@@ -106,7 +106,7 @@ class Seen:
     num_asked: int = 0
     """Requests to ``/v1/completions`` and ``/tokenize``."""
     num_failed: int = 0
-    """The failed ones of them."""
+    """The requests of these that failed."""
     asked_names: list[list[str]] = field(default_factory=list)
     """Names of each request for the checksums of some parameters."""
     folders: set[str] = field(default_factory=set)

@@ -223,7 +223,7 @@ class ForkServer:
     def _become(
         self, asked: dict[str, Any], files: Sequence[int], server: socket.socket, stand_in: socket.socket
     ) -> NoReturn:
-        """Be the process that was asked for, as soon as it has its group and its parent.
+        """Become the process that was asked for, as soon as it has its group and its parent.
 
         Args:
             files: descriptors of its input, output and errors, and of the others that it gets.

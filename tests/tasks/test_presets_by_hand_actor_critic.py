@@ -320,8 +320,7 @@ def test_vc_ppo() -> None:
 
 
 def test_vapo() -> None:
-    """λ_policy is 1 − 1/(α·l), targets are the returns, clips are 0.2 and 0.28, and the right response adds 0.1 ·
-    NLL."""
+    """λ_policy is 1 − 1/(α·l), targets are returns, clips are 0.2 and 0.28, and the right response adds 0.1 · NLL."""
     learnt = learn("vapo", scores=[1.0, -1.0], length_adaptive_alpha=1.0, samples_per_prompt=2)
     assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, -1.0])
     # a, 2 tokens: λ = 1 − 1/2; b, 3 tokens: λ = 1 − 1/3. δ = 0.2, 0.6 | −0.3, −0.2, −0.6

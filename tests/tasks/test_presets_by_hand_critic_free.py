@@ -135,8 +135,7 @@ def test_reinforce_pp_baseline() -> None:
 
 
 def test_rloo() -> None:
-    """Advantages are R = score − 0.05·Σ k1 less the mean R of the others. Each response's loss is the sum of −log
-    π·A."""
+    """Advantages are R = score − 0.05·Σ k1 less the mean R of the others. A response's loss is the sum of −log π·A."""
     learnt = learn("rloo", scores=[1.0, -1.0], samples_per_prompt=2)
     assert has_no_critic(learnt)
     assert learnt.rewards == close([-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0])

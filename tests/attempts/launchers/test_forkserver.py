@@ -65,7 +65,7 @@ def own_libgomp() -> str:
 def test_threads_leave_their_cpu_to_others_unless_the_user_wants_it_otherwise(
     own: dict[str, str], load: str, spins: str
 ) -> None:
-    """What libgomp itself says that it has read."""
+    """The settings are those that libgomp itself reports to have read."""
     inherited = {
         name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }

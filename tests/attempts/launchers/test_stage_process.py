@@ -89,7 +89,7 @@ def test_vllm_that_breaks_is_tried_again_in_another_process_unless_it_never_star
 
 
 def test_a_judge_that_does_not_answer_or_costs_too_much_can_be_asked_again() -> None:
-    """The first by itself, and the second when a person has raised the budget."""
+    """The first is asked again by itself, and the second when a person has raised the budget."""
     dead = explain(JudgeUnavailable("rewards.main.terms.0.url=http://critic does not answer"))
     assert (dead.exit_code, dead.cause) == (ExitCode.RESUME, "engine")
     assert may_be_retried(dead.exit_code) and "asks nothing twice" in dead.remedy

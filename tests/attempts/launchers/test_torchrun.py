@@ -162,7 +162,7 @@ def test_when_a_rank_hangs_the_watchdog_writes_where_all_stand_and_kills_them(tm
 def test_a_rank_that_a_signal_has_stopped_is_named_and_its_stacks_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other rank waits for it and leaves its CPU idle: of that nothing is to be said for 15 minutes."""
+    """The other rank waits for it and leaves its CPU idle, which alone would not be reported for 15 minutes."""
     monkeypatch.setattr("vantage.attempts.launchers.watchdog.STOPPED_SECONDS", 12.0)
     misbehaves(
         tmp_path, "hangs"
@@ -260,7 +260,7 @@ def test_ranks_without_gpus_take_as_many_as_there_are_ranks_or_none() -> None:
 
 
 def ended_by(folder: Path, exitcode: int) -> ChildFailedError:
-    """Return the agent's error for a rank that ended so, which has written nothing."""
+    """Return the agent's error for a rank that ended with this code and has written nothing."""
     failure = ProcessFailure(local_rank=1, pid=1, exitcode=exitcode, error_file=str(folder / "none"))
     return ChildFailedError("stage", {1: failure})
 
@@ -269,7 +269,7 @@ def ended_by(folder: Path, exitcode: int) -> ChildFailedError:
 def test_ranks_share_the_threads_and_the_first_that_ends_gives_the_exit_code(
     exitcode: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shell's number of the signal, unless a rank has reported a failure."""
+    """The exit code is the rank's own, or a shell's number of the signal that ended the rank."""
     from vantage.attempts.launchers import torchrun
 
     job_file, launched = tmp_path / "scratch" / "attempt-1" / "job.json", []

@@ -90,7 +90,7 @@ def test_a_pretrained_critic_and_its_course_have_their_pages(workspace: Path) ->
 def test_sent_again_after_a_cut_anywhere_it_is_the_same(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its plots, which take most of the time; ``test_all_sent_twice_is_the_same`` draws them."""
+    """The page has no plots here, which take most of the time. ``test_all_sent_twice_is_the_same`` draws them."""
     monkeypatch.setattr(diagnosis_plots, "svg", lambda draw, *, label: f"<svg>{label}</svg>")
     folder = stored(workspace, diagnosis().model_dump_json().encode())
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there

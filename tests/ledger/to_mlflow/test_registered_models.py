@@ -457,7 +457,7 @@ def test_published_again_only_the_tags_that_changed_are_written(
 def test_a_version_that_another_run_has_made_meanwhile_stays_the_only_one(
     workspace: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both look before either has made one: the second, which is the later, goes."""
+    """Both runs look before either has made a version. The second version, which is the later one, is removed."""
     made = sealed(PolicyCheckpoint, policy)
     with Ledger(None, workspace, "tiny") as ledger:
         ledger.open_run(RUN_ID, "tiny", {})

@@ -143,7 +143,7 @@ def test_a_person_finds_the_parents_on_the_pages(workspace: Path) -> None:
 
 
 def test_a_stage_that_its_own_run_finished_and_finds_again_stays_as_it_was(workspace: Path) -> None:
-    """No number twice at another time, no other outcome, no later end."""
+    """The stage gets no number twice at another time, no other outcome and no later end."""
     run_id = "0001-tiny-aaaaaa"
 
     def tell(ledger: Ledger, run_id: str) -> None:

@@ -200,7 +200,7 @@ def test_an_estimate_counts_the_networks_and_their_passes(plain: dict[str, Any])
 
 
 def test_a_watch_asks_about_the_validations_alone(plain: dict[str, Any]) -> None:
-    """4 of 16 responses, each in one question with 5 answers."""
+    """The watch asks about 4 validations of 16 responses, each in one question with 5 answers."""
     plain["rewards"]["second"] = {"terms": [{"judge": {"model": "sft"}}]}
     plain["stages"]["policy"]["watch"] = {"judge": {"reward": "second"}}
     recipe = loaded(plain)

@@ -36,7 +36,7 @@ def test_a_recipe_without_it_has_no_trace_of_it() -> None:
 
 
 DIGEST = "130eac05c727e907fdb0804c8e5cf3b322f408549e060e39d48bc624cc84e387"
-"""Of the recipe above, from the version before ``sign:`` was there."""
+"""Digest of the recipe above, by the version before ``sign:`` was there."""
 
 
 @every("name", builtin_recipes())

@@ -114,7 +114,8 @@ def test_the_interval_of_independent_rows_holds_the_true_share_as_often_as_it_sa
 
 
 def test_the_interval_of_clustered_rows_holds_the_true_share_as_often_as_it_says() -> None:
-    """40 prompts with 4 responses each, right with a chance of the prompt's own, Beta(2, 1), whose mean is 2/3."""
+    """40 prompts have 4 responses each, which are right with the prompt's own probability. It is drawn from Beta(2, 1),
+    whose mean is 2/3."""
     rng, held = np.random.default_rng(7), 0
     for _ in range(3000):
         by_prompt = rng.binomial(4, rng.beta(2, 1, size=40)) / 4
@@ -212,7 +213,8 @@ def test_a_ratio_of_squares_is_no_surer_than_the_explained_variance() -> None:
 
 
 def test_a_bounded_mean_holds_what_was_not_drawn() -> None:
-    """16 prompts with a Brier score of 0: of those not drawn as many may have 1 as x² = t²·x/16 says, x = t²/16."""
+    """16 prompts have a Brier score of 0. The share x of prompts with a score of 1 may be as large as x² = t²·x/16, so
+    x = t²/16."""
     alike = Uncertainty(n=16, rows=16, standard_error=0.0)
     low, high = interval_of("brier_score", 0.0, alike, confidence=0.95) or (1, 0)
     assert (low, high) == pytest.approx((0.0, student.ppf(0.975, 15) ** 2 / 16))

@@ -187,7 +187,7 @@ EARLIER = Verdict(
     interval=(-1 / 256 - 1.9693 / 256, -1 / 256 + 1.9693 / 256),
     confidence=0.95,
 )
-"""As an earlier version judged: mean ± t·error."""
+"""A verdict of an earlier version, which judged by mean ± t·error."""
 
 
 def test_more_lost_answers_never_open_a_gate() -> None:
@@ -240,7 +240,7 @@ def test_an_earlier_verdict_is_written_as_it_was() -> None:
 
 
 def test_no_earlier_version_judged_what_it_could_not_measure() -> None:
-    """A verdict without a method on counts that only this version records: the method was taken away."""
+    """A verdict without a method, on counts that only this version records, has had its method taken away."""
     known = {"accuracy_gain": ONE_OF_256["accuracy_gain"].model_copy(update={"differing": 1 / 256})}
     assert not check_gate(NOT_WORSE, LOST, known, like=EARLIER).passed
 

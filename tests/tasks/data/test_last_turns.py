@@ -121,7 +121,7 @@ def test_arguments_as_a_text_and_as_an_object_are_one_row(in_history: bool) -> N
 
 
 def test_nulls_that_arrow_adds_are_no_fields(tmp_path: Path) -> None:
-    """Calls of two rows have different arguments, and tools different fields. Arrow adds those of the other as
+    """Calls of two rows have different arguments, and tools different fields, which Arrow adds to the others as
     nulls."""
     calls = [{"function": {"name": name, "arguments": {name: 1}}} for name in ("one", "two")]
     tools = [{"function": {"name": "one", "x": 1}}, {"function": {"name": "two", "y": {"z": 2}}}]

@@ -67,21 +67,22 @@ from vantage.tasks.updates.teacher_server import ServedTeacher
 from vantage.tasks.updates.value_regression import accumulate_value_loss
 
 LENGTHS = [5, 1, 7, 2, 3, 9, 4]
-"""Tokens of the responses: of those of the three ranks 11, 4 and 16. The first has two passes, the others one."""
+"""Tokens of the responses. The three ranks have 11, 4 and 16 of them; the first has two passes, the others one."""
 ROWS = list(range(7))
 IDS = [[7 + (row * 5 + place) % 80 for place in range(length)] for row, length in enumerate(LENGTHS)]
 PROMPTS = [[1, 20 + row, *range(30, 30 + row % 3)] for row in range(7)]
 SEQUENCES = collate(PROMPTS, IDS, pad_token_id=0)
 MAX_LENGTH = 9
 LEARNING_RATE = 1e-3
-"""That every stage names and no loss reads."""
+"""A rate that every stage names and no loss reads."""
 
 NOISE = torch.randn(7, MAX_LENGTH, generator=torch.Generator().manual_seed(0))
 CPU = torch.device("cpu")
 
 Metrics = dict[str, float]
 Loss = Callable[[Path, list[int]], tuple[nn.Module, Metrics]]
-"""From the model's folder and the minibatch's rows to the network with the gradient of this rank's, and the metrics."""
+"""Function of the model's folder and the minibatch's rows. Returns the network with the gradient of this rank's rows,
+and the metrics."""
 
 
 def with_tokens(metrics: Metrics, num_tokens: int) -> Metrics:
@@ -392,7 +393,7 @@ class PolicyLoss:
 PPO: dict[str, Any] = {"preset": "ppo"}
 WITH_KL_LOSS = {**PPO, "kl_loss_coef": 0.5}
 SELECTED = {"covariance_share": 0.2, "covariance_low": -9.0, "covariance_high": 9.0}
-"""Six of the 31 tokens, of three ranks."""
+"""Switches that select six of the 31 tokens of the three ranks."""
 LOSSES: dict[str, Loss] = {
     "SFT NLL": likelihood,
     "SFT NLL, packed": packed_likelihood,
