@@ -74,12 +74,12 @@ def _record_trial(kind: str, finished: Finished) -> Callable[[int], str]:
 
 
 def _file_trial(ending: str, folder: Path) -> Callable[[int], str]:
-    """Read a data file, damaged by a number, in this process; it ends where a library crashes."""
+    """Return a function that reads a data file damaged by a number, in this process, which a library's crash ends."""
     return lambda number: outcome(number, ending, folder)
 
 
 def _model_trial(folder: Path) -> Callable[[int], str]:
-    """Import of the built-in model's folder, damaged by a number."""
+    """Return a function that imports the built-in model's folder damaged by a number."""
     import torch
     import transformers
 

@@ -64,7 +64,7 @@ class Iteration:
         self.old_values: Tensor
 
     def parts(self) -> Mapping[str, Callable[[], None]]:
-        """Return name → what does it, in the order in which they come."""
+        """Return name → function that does the part, in the order in which they come."""
         return {
             "sampling": self.sample,
             "reward": self.score,

@@ -77,7 +77,7 @@ class Rollout:
 
     @property
     def responses(self) -> int:
-        """Rows."""
+        """Responses of one rollout, which are its rows."""
         return self.prompts * self.samples
 
     @property

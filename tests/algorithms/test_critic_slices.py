@@ -30,7 +30,7 @@ def tokens(batch):
 
 
 def of_bins(batch, bin_of):
-    """Bin → its tokens as (row, value, return)."""
+    """Return bin → its tokens as (row, value, return)."""
     found = defaultdict(list)
     for row, place, length, value, target in tokens(batch):
         found[bin_of(row, place, length)].append((row, value, target))

@@ -163,7 +163,7 @@ def _alike(found: float | str | None, recorded: float | str | None) -> bool:
 
 
 def changes(name: str, found: Golden, record: Record, platform: str) -> list[str]:
-    """Say how a run's result differs from the recorded one; nothing for a run that was never recorded."""
+    """Describe how a run's result differs from the recorded one; nothing for a run that was never recorded."""
     if name not in record["numbers"]:
         return []
     recorded = record["numbers"][name]

@@ -74,7 +74,7 @@ stages:
 
 
 def all_recipes(folder: Path) -> dict[str, Recipe]:
-    """Name → recipe, every learning rate written out; ``folder`` takes the files that they read."""
+    """Return name → recipe, with every learning rate written out. ``folder`` takes the files that they read."""
     (folder / "rows.jsonl").write_text('{"prompt": "1+1?"}\n')
     (folder / "mine.py").write_text("def verify(prompt, response, answer): ...\n")
     file = folder / "rows.jsonl"

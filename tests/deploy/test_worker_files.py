@@ -25,7 +25,7 @@ SAVE_SECONDS = 600
 
 
 def pods() -> dict[str, dict[str, Any]]:
-    """Name → pod of each worker on Kubernetes."""
+    """Return name → pod of each worker on Kubernetes."""
     return {
         each["metadata"]["name"]: each["spec"]["template"]["spec"]
         for each in all_documents()

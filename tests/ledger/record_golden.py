@@ -150,7 +150,7 @@ def unsent_ledger(workspace: Path) -> Ledger:
 
 
 def outboxes_of(workspace: Path) -> dict[str, list[dict[str, Any]]]:
-    """Run → its operations, with ``PLACE`` for the workspace's own folder."""
+    """Return run → its operations, with ``PLACE`` for the workspace's own folder."""
     return {
         path.parents[1].name: [
             operation_in(line.replace(str(workspace).encode(), PLACE.encode()))

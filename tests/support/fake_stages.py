@@ -50,7 +50,7 @@ def tell(job: StageJob) -> StageResult:
 
 
 def log_lines(job: StageJob) -> StageResult:
-    """Say what a stage says of itself, beside what a library says."""
+    """Log a line of the stage itself and a line of a library."""
     logging.getLogger("vantage.tasks.sft").info("train: 1016 rows")
     logging.getLogger("somebody.else").info("chatter")
     return StageResult(metrics={})

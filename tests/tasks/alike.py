@@ -30,7 +30,7 @@ ADAM_EPS = 1e-5
 Sums over rows are rounded in another order, and AdamW divides a gradient by its own size: with an ε of 1e-8 the step of
 a weight whose gradient is nearly 0 is anything up to the learning rate."""
 LARGEST_DIFFERENCE = 5e-3
-"""Of any weight, as a share of the largest change of one by training."""
+"""Largest difference of any weight, as a share of the largest change of one by training."""
 MEAN_DIFFERENCE = 1e-5
 
 

@@ -19,11 +19,11 @@ from vantage.models.value_reads import reads_values
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "transformers"
 COPIES = {Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__array__}
-"""Which no operator tells of where the tensor is on the CPU already."""
+"""Calls that no operator shows where the tensor is on the CPU already."""
 
 
 class HostWaits(TorchDispatchMode):
-    """Counts what would wait for the device, while it is entered; the forward passes of a library's model included."""
+    """Counts what would wait for the device while it is entered, forward passes of a library's model included."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

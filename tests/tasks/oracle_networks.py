@@ -26,7 +26,7 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.training.seeds import derive_seed, generator
 
 FRESH_HEAD_STD = 0.1
-"""Times 1/√H: what a fresh head's weights are drawn with."""
+"""Standard deviation of a fresh head's weights, times √H."""
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 
 
@@ -126,7 +126,7 @@ def values(
 def scores(
     reward: Scalar, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Read at the last token."""
+    """Return the score of each response, read at its last token."""
     rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     read = reward.read(hidden_states(reward.backbone, rows))
     return [row[len(ids) - 1] for row, ids in zip(read, rows, strict=True)]

@@ -573,7 +573,7 @@ def of_divergence(
 
 
 def rollouts(job: StageJob[ResolvedRolloutCollection]) -> dict[str, list[Batch]]:
-    """Split → the scored responses to each of its prompts."""
+    """Return split → the scored responses to each of its prompts."""
     work, number, policy = job.work, 0, nets.language_model(job.inputs["policy"])
     found: dict[str, list[Batch]] = {}
     for split in ("test", "validation", "train"):
@@ -593,7 +593,7 @@ def rollouts(job: StageJob[ResolvedRolloutCollection]) -> dict[str, list[Batch]]
 
 
 def preferences(job: StageJob[ResolvedPreferenceCollection]) -> dict[str, list[tuple[str, str, str]]]:
-    """Split → (prompt, best response, worst response), where the two differ in score and text."""
+    """Return split → (prompt, best response, worst response), where the two differ in score and text."""
     work, number = job.work, 0
     size = max(1, work.batch_size // work.samples_per_prompt)
     pairs: dict[str, list[tuple[str, str, str]]] = {}

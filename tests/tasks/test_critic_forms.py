@@ -48,7 +48,7 @@ def policy_job(
 
 @pytest.fixture(scope="module")
 def pretrained(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[StageJob, Any]]:
-    """Name → a critic of that form, as its stage made it."""
+    """Return name → a critic of that form, as its stage made it."""
     found = {}
     for name, head in HEADS.items():
         job = value_job(pipeline, tmp_path_factory.mktemp(name), head=head)

@@ -18,7 +18,7 @@ from vantage.tasks.training.scratch import CHECKPOINTS
 pytestmark = pytest.mark.slow
 
 WIDTH = 64
-"""Of the model; each of its matrices has 4096 elements at least."""
+"""Width of the model, each of whose matrices then has 4096 elements at least."""
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,10 @@ def mean_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> fl
 
 @pytest.mark.parametrize("name", ["sft", "policy"])
 def test_two_ranks_make_what_one_process_makes(name: str, wide: Pipeline, tmp_path: Path) -> None:
-    """A moment that is rounded to another of its 256 numbers moves single weights; the mean is 1/100 of what 8 bits change at most.
+    """A moment that is rounded to another of its 256 numbers moves single weights, but the mean difference is at most
+    1/100 of what 8 bits change.
 
-    Measured: 1/800 for SFT, and 1/12,000 for the policy.
+    The measured share is 1/800 for SFT, and 1/12,000 for the policy.
     """
     ranked, alone, exact = (
         job_in(wide, name, tmp_path / place, states)

@@ -274,7 +274,7 @@ def test_a_models_verdict_for_the_candidate_is_against_the_baseline(
 
 
 def test_each_model_is_loaded_once(pipeline: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two policies, each sampled and asked greedily, and one reward model that judges all four."""
+    """Two policies are each sampled and asked greedily, and one reward model judges all four."""
     loaded: list[str] = []
 
     def counting(module: Any, name: str) -> None:

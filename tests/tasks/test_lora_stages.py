@@ -211,7 +211,7 @@ def sharded_job(name: str, pipeline: Any, folder: Path) -> StageJob:
 
 @pytest.fixture(scope="module")
 def sharded(lora_pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, StageJob]:
-    """Name → a stage that two ranks have done by FSDP2: base and adapters are spread over both."""
+    """Return name → a stage that two ranks have done by FSDP2, with base and adapters spread over both."""
     folder = tmp_path_factory.mktemp("sharded")
     jobs = {
         name: sharded_job(name, lora_pipeline, folder / str(number)) for number, name in enumerate(SHARDED)

@@ -57,7 +57,7 @@ GPT: dict[str, Any] = {
     "n_head": 2,
 }
 BYTES = chat_tokenizer()
-"""For Qwen2, whose models transformers gives a byte-level tokenizer whatever their folder says."""
+"""Tokenizer for Qwen2, to whose models transformers gives a byte-level tokenizer whatever their folder says."""
 FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(

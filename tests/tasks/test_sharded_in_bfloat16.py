@@ -30,7 +30,7 @@ OTHER_RESPONSES = 1.2
 
 @pytest.fixture(scope="module")
 def sharded(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, StageJob]:
-    """Name → a stage in bfloat16 that two ranks have done by FSDP2."""
+    """Return name → a stage in bfloat16 that two ranks have done by FSDP2."""
     jobs = {
         name: case(precision="bfloat16")(pipeline, tmp_path_factory.mktemp("sharded"))
         for name, case in CASES.items()
@@ -50,7 +50,8 @@ def alone(name: str, precision: str, pipeline: Any, folder: Path) -> StageJob:
 def test_weights_are_as_near_to_those_in_float32_as_one_process_comes(
     name: str, sharded: dict[str, StageJob], pipeline: Any, tmp_path: Path
 ) -> None:
-    """Measured: 0.8 times as far for SFT, and 1.4 times for the reward model, whose norms and embeddings are rounded too."""
+    """The measured distance is 0.8 times that of one process for SFT, and 1.4 times for the reward model, whose norms
+    and embeddings are rounded too."""
     exact, near = (alone(name, precision, pipeline, tmp_path) for precision in ("float32", "bfloat16"))
     weights = moved(exact)
     far, one = (

@@ -199,8 +199,8 @@ def test_value_pretraining_of_a_fresh_critic(folders: dict[str, Path], tmp_path:
 def test_value_pretraining_of_several_outputs(
     head: dict[str, Any], folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The critic starts from the reward model, on its returns. Compared are each row of the head, and the form in the
-    artifact.
+    """The critic starts from the reward model, on its returns. Each row of the head and the form in the artifact are
+    compared.
     """
     work = ValuePretraining.model_validate(
         {

@@ -373,7 +373,7 @@ SHARDED = (
 
 @pytest.fixture(scope="module")
 def sharded(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, StageJob]:
-    """Name → a stage that two ranks have done by FSDP2."""
+    """Return name → a stage that two ranks have done by FSDP2."""
     jobs = {}
     for name in SHARDED:
         folder = tmp_path_factory.mktemp("sharded")

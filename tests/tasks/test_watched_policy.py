@@ -186,7 +186,7 @@ def test_the_policy_that_the_judge_likes_best_is_kept(pipeline: Any) -> None:
 
 
 def falling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every measurement after the first be a fall."""
+    """Let every measurement after the first be a fall."""
     counted = []
 
     def load(*_: Any, **__: Any) -> Callable[[Any], torch.Tensor]:

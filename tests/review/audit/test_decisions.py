@@ -47,7 +47,8 @@ class Place:
 
     @cached_property
     def client(self) -> MlflowClient:
-        """A client of its database, for after a run: the run's ledger makes it from a copy, and a client by migrations, for seconds."""
+        """A client of its database, to be used after a run: the run's ledger makes the database from a copy, where a
+        client would take seconds for migrations."""
         return MlflowClient(tracking_uri=f"sqlite:///{self.workspace.root / 'mlflow.db'}")
 
     @property

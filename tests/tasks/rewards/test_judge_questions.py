@@ -205,7 +205,7 @@ def test_what_prefers_no_response_is_unreadable(answer: str) -> None:
     [(1.0, 0.0, 1.0), (0.0, 1.0, 0.0), (1.0, 1.0, 0.5), (0.0, 0.0, 0.5), (0.5, 0.0, 0.75), (0.5, 0.5, 0.5)],
 )
 def test_both_orders_count_equally(first: float, second: float, score: float) -> None:
-    """``first``: preference of the response that was shown first; the second question shows the response second."""
+    """The first question shows the response first, and the second question shows it second."""
     assert of_both_orders([{"score": first}, {"score": second}]) == {"score": score}
 
 

@@ -200,7 +200,7 @@ def test_a_whole_stage_samples_from_adapters_on_a_server(lora_pipeline: Any, tmp
 def test_adapters_that_two_ranks_hold_in_parts_are_sent_as_adapters(
     lora_pipeline: Any, tmp_path: Path
 ) -> None:
-    """The same weights as one process trains; the base is sent once."""
+    """Two ranks train the same weights as one process, and send the base once."""
 
     def job_in(folder: Path, server: FakeServer) -> Any:
         folder.mkdir()

@@ -186,7 +186,7 @@ def test_two_ranks_ask_for_their_own_responses(
     servers: list[FakeServer],
     tmp_path: Path,
 ) -> None:
-    """The same weights and metrics as one process has; each response is asked for once, and one rank gives the weights."""
+    """Two ranks have the weights and metrics of one process, ask for each response once, and one rank gives weights."""
     alone = by_one_process(preset, ahead)
     together = policy_job(preset, ahead, pipeline, servers, tmp_path)
     start(2, tmp_path / "jobs", [together], eps=ADAM_EPS, strategy=strategy)

@@ -62,7 +62,7 @@ def test_the_first_response_to_the_prompt_token_by_token() -> None:
 
 
 def test_values_stand_beside_the_log_probabilities() -> None:
-    """A row of values for each sample, in the order of the samples; what stands behind a shorter response is padding."""
+    """Each sample has a row of values, in the order of the samples. Behind a shorter response there is padding."""
     samples = [{"prompt": "q"}, {"prompt": "p"}]
     values = torch.tensor([[0.5, 0.25], [-1.23456, 0.0]])
     side = by_token(samples, sampled([1], [3, 1], prompts=["p", "q"]), values)

@@ -109,7 +109,7 @@ def test_version_1_in_a_container_that_sees_its_own_part_alone(tmp_path: Path) -
 
 
 def test_of_several_mounts_the_one_with_the_group_is_read(tmp_path: Path) -> None:
-    """A monitoring container that also sees the host's groups, and one whose name begins with another's."""
+    """A monitoring container also sees the host's groups, and its name begins with the name of another container."""
     host = Host(
         tmp_path,
         groups="0::/docker/4f2a-1/job\n",
