@@ -4,7 +4,7 @@
 
 What SFT holds (one network) and what PPO holds (policy, reference, critic, reward model) is loaded by the stages' own
 functions, and each trained network takes one step of AdamW on a few tokens, so activations count little. Each arm has a
-process of its own; measured is the most resident memory less what it had before, as in ``benchmarks.estimate_error``.
+process of its own, whose most resident memory is measured less what it had before, as in ``benchmarks.estimate_error``.
 Weights are random, which takes the same memory. Prints a table in Markdown.
 """
 

@@ -3,8 +3,8 @@
     python -m benchmarks.sweep_seconds recipes/study_critics.yaml --workspace DIR --stage policy --seed 1 \
         --set stages.policy.iterations=2 --set stages.policy.validate_every=2
 
-What the stage reads is reused from the workspace where it is there. Measured is ``time.process_time`` of the stage, without
-loading torch and transformers. Prints a table in Markdown.
+What the stage reads is reused from the workspace where it is there. ``time.process_time`` of the stage is measured,
+without loading torch and transformers. Prints a table in Markdown.
 """
 
 import argparse

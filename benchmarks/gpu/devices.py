@@ -19,7 +19,7 @@ NAMES = {
 """What a device's own name contains → its name in ``vantage.estimates.devices``, whose rates are those of the makers' data sheets
 (dense bfloat16). H100 PCIe and NVL are slower than the SXM that is meant there; measured rates tell."""
 WIDTH = {"cuda": 8192, "cpu": 512}
-"""Of the square matrices whose product is timed."""
+"""Width of the square matrices whose product is timed."""
 COPIED = {"cuda": 1 << 30, "cpu": 1 << 24}
 """Bytes that are copied."""
 REPEATS = 5

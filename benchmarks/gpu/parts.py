@@ -56,7 +56,7 @@ class Iteration:
         self._prompts = torch.randint(1, size.vocab_size, sizes, generator=draw).tolist()
         self._seed = 0
         self.counts = PassCounts()
-        """Of the newest sampling."""
+        """Counts of the newest sampling."""
         self.sequences: Sequences
         self.rewards: Tensor
         self.old_logprobs: Tensor

@@ -12,9 +12,9 @@ from vantage.estimates.memory import (
 from vantage.estimates.model_shape import LLAMA, ModelShape
 
 ADAMW_BYTES = 4 * FLOAT32
-"""Of a weight that is trained: itself, its gradient and AdamW's two moments, all float32."""
+"""Bytes of a weight that is trained: itself, its gradient and AdamW's two moments, all float32."""
 USED_SHARE = 0.85
-"""Of a device's memory that is planned for; the rest is for kernels' work space and fragments."""
+"""Share of a device's memory that is planned for; the rest is for kernels' work space and fragments."""
 
 
 @dataclass(frozen=True)

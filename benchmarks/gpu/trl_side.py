@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.trl_side SETTINGS
 
-SETTINGS is the JSON that ``benchmarks.gpu.trl`` gives. As a user would set it up for such a GPU: bfloat16, gradient
-checkpointing off; rollout, minibatches and epochs are ours. The last line of stdout is the JSON that it answers.
+SETTINGS is the JSON that ``benchmarks.gpu.trl`` gives. The trainer is set up as a user would for such a GPU, in
+bfloat16 without gradient checkpointing, and with our rollout, minibatches and epochs. The last line of stdout is its
+answer in JSON.
 """
 
 import json

@@ -2,8 +2,9 @@
 
     python -m benchmarks.peers.trl_side MATERIAL CORE
 
-As a user would call them, with float32, no gradient checkpointing, and logging, saving and evaluation off; rows are given as ids where
-a trainer takes ids. What TRL does by default stays: it logs the metrics of PPO, GRPO and RLOO at each step, and pads.
+They are called as a user would call them, in float32, without gradient checkpointing, logging, saving and evaluation.
+Rows are given as ids where a trainer takes ids. TRL's defaults stay: it logs the metrics of PPO, GRPO and RLOO at each
+step, and pads.
 """
 
 import os

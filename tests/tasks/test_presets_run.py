@@ -244,7 +244,7 @@ def stop_after_the_first(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def curve(job: StageJob) -> list[dict[str, float]]:
-    """Return what was journalled at each iteration, but for speed and memory."""
+    """Return the journal's metrics of each iteration, except speed and memory."""
     return [
         {name: value for name, value in entry.metrics.items() if name not in OF_MACHINE}
         for entry in read(job.scratch / JOURNAL)
