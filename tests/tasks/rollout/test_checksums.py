@@ -113,8 +113,8 @@ def test_after_the_first_comparison_parts_are_hashed_as_their_whole_alone() -> N
 
 
 def test_large_weights_are_compared_in_parts_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each update compares 16 bytes: first two vectors of 8, then a matrix of 36 alone, then a vector of 4. Weights
-    that never agreed have no turn. All weights of a new vLLM are compared at once."""
+    """An update compares at most 16 bytes, or one larger weight: first two vectors of 8 bytes, then a matrix of 36,
+    then a vector of 4. Weights that never agreed have no turn. All weights of a new vLLM are compared at once."""
     monkeypatch.setattr(checksums, "MOST_BYTES", 16)
     sizes = {"a": (2,), "packed": (5,), "b": (2,), "c": (3, 3), "d": (1,)}
     weights = {name: torch.tensor(numbers(*shape)) for name, shape in sizes.items()}

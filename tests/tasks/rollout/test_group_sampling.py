@@ -87,8 +87,7 @@ def responses(result: Filled) -> list[str]:
 
 
 def test_the_samplers_log_probabilities_stay_with_their_tokens_through_selecting_and_joining() -> None:
-    """Log-probabilities are trimmed with selected responses that are shorter, and padded with 0 where ones are
-    joined."""
+    """Responses differ in length. Log-probabilities of selected ones are trimmed, and of joined ones padded with 0."""
 
     def scored(lengths: list[int], first: float) -> Scored:
         ids = [list(range(3, 3 + length)) for length in lengths]

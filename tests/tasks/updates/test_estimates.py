@@ -53,8 +53,8 @@ HALF = {"kl_coef": 0.0, "whiten_advantages": False, "gamma": 0.5}
 def test_what_was_cut_off_goes_on_at_the_critics_value(bootstrap: bool) -> None:
     """a ended and b was cut off. Of the values after the last tokens, 9 for a and 0.6 for b, only b's counts.
 
-    With γ = ½, r = 0, 1 | 0, 0, −1 and V = 0.2, 0.4 | 0.1, −0.2, −0.4, δ = 0, 0.6 | −0.2, 0, −0.6. The last is −1 +
-    0.4, or −0.6 + ½·0.6 = −0.3 with the bootstrap. λ_policy = ½ gives γλ = ¼, and λ_value = 1 gives the returns.
+    With γ = ½, r = 0, 1 | 0, 0, −1 and V = 0.2, 0.4 | 0.1, −0.2, −0.4, δ = 0, 0.6 | −0.2, 0, −0.6. The last of these is
+    −1 + 0.4, or −0.6 + ½·0.6 = −0.3 with the bootstrap. λ_policy = ½ gives γλ = ¼, and λ_value = 1 gives the returns.
     """
     learnt = learn(
         "ppo",
