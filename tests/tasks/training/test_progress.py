@@ -125,9 +125,9 @@ def test_a_loop_that_tells_of_ten_thousand_phases_writes_a_few(
     monkeypatch.setattr(os, "replace", lambda *paths: (written.append(time.monotonic()), replace(*paths)))
     began = time.monotonic()
     for number in range(10_000):
-        progress.phase(f"phase {number % 7}", number, 10_000)
+        progress.phase(f"phase {number}", number, 10_000)
     seconds = time.monotonic() - began
-    report = shown_soon(path, f"phase {9_999 % 7}")
+    report = shown_soon(path, "phase 9999")
     assert report.phase_done == 9_999, "the newest is shown in the end"
     assert len(written) <= seconds / 0.2 + 2
     assert seconds < 5.0, "it costs the loop well below a millisecond each"
