@@ -141,7 +141,7 @@ def _not_moved_here(evidence: Evidence, version: "MlflowVersion", alias: str, mo
 
 
 def _closed_gates(evidence: Evidence, version: "MlflowVersion") -> str:
-    """Explain that the version's own gates were closed, where a run published it without the alias for that reason."""
+    """Explain that closed gates held the alias back, if a run published the version without it for that reason."""
     digest = version.tags.get("vantage.digest")
     for recorded in publications(evidence, version.name):
         if recorded.digest == digest:
@@ -152,9 +152,10 @@ def _closed_gates(evidence: Evidence, version: "MlflowVersion") -> str:
 
 
 def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
-    """Yield the reasons why the alias must not have moved: gates judged again from the artifacts, and a model that is not new.
+    """Yield the reasons why the alias must not have moved: gates judged again from the artifacts, and a model that is
+    not new.
 
-    ``Missing`` among them: what could not be judged.
+    A reason of type ``Missing`` names a gate that could not be judged.
     """
     recipe, operation = recorded.recipe, recorded.operation
     if recipe is None:
@@ -183,7 +184,7 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
                 for verdict in judged
                 if not verdict.passed and not _is_approved(recorded, step, entry.artifact.digest, verdict)
             )
-    # a person may move another alias than the recipe's, which waits for the same answer
+    # a person may move an alias that the recipe does not name; it needs the same approval
     meant = [each for each in named if each.alias == operation.alias] or named
     if meant and all(each.approve for each in meant) and not _alias_is_approved(recorded):
         yield "nobody has approved of it, as its recipe asks"

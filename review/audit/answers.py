@@ -21,12 +21,12 @@ SUBJECT = "stored answers"
 
 
 def is_answers(ref: Ref | None) -> bool:
-    """Return whether a ref is of stored answers."""
+    """Return whether a ref names stored answers."""
     return ref is not None and ref.artifact.kind == ANSWERS_KIND
 
 
 def answers_problems(ref: Ref) -> Iterator[str]:
-    """Yield problems of the parts of the key of stored answers, which names the stage that was given them."""
+    """Yield problems of the key parts of stored answers. They must name the stage that was given the answers."""
     if ref.key_parts != answers_key_parts(str(ref.key_parts.get("of"))):
         yield "key_parts are not those of stored answers"
     if ref.artifact.parents:
@@ -70,7 +70,7 @@ def answer_checks(evidence: Evidence, ref: Ref) -> Iterator[Check]:
 
 
 def _other_answers(ref: Ref, kept: Ref) -> Iterator[str]:
-    """Yield a problem if the stage was given other answers than those that are kept; refs of earlier versions name none."""
+    """Yield a problem if the stage was given answers other than the stored ones; refs of earlier versions name none."""
     given = ref.provenance.get(ANSWERS_PART)
     if given is not None and given != kept.artifact.digest:
         yield f"they are {kept.artifact.digest[:12]}, and the stage was given {str(given)[:12]}"

@@ -29,7 +29,7 @@ def files_check(evidence: Evidence, digest: str) -> Check:
 
 
 def ref_check(evidence: Evidence, ref: Ref) -> Check:
-    """Return the ref against what is sealed in the artifact, and against the parts of its key."""
+    """Check the ref against the artifact's sealed files, and against the parts of its stage key."""
     if is_state(ref):
         problems = [*state_problems(ref)]
     elif is_answers(ref):
@@ -48,7 +48,7 @@ def ref_check(evidence: Evidence, ref: Ref) -> Check:
 
 
 def environment_checks(evidence: Evidence, ref: Ref) -> Iterator[Check]:
-    """Check the list of distributions that were installed for it; yields nothing if the artifact records no list."""
+    """Check the list of distributions that were installed for the computation; yields nothing if there is no list."""
     digest = ref.provenance.get("environment")
     if isinstance(digest, str) and _DIGEST.fullmatch(digest):
         problem = evidence.environment_problem(digest)
@@ -73,7 +73,7 @@ def _parent_problems(ref: Ref) -> Iterator[str]:
         if role == SOURCE and role not in parents:
             continue
         if role not in parents and digest in parents.values():
-            continue  # a role that replaces another, such as the reference
+            continue  # a second role of one model, such as the reference
         if parents.get(role) != digest:
             claimed = parents.get(role, "absent")
             yield f"parents.{role} is {claimed[:12]}, the stage key was made with {digest[:12]}"

@@ -9,8 +9,8 @@ from vantage.ledger.model_card import CARDS, Wording
 from vantage.schemas.records.audit import Outcome
 
 _LINK = re.compile(r"(?<!\\)\[((?:[^\[\]\\\n]|\\.)*)\]\([^)\s\[]*(?:\[[^)\s\[\]]*\][^)\s\[]*)?\)")
-"""A link in Markdown; an escaped bracket, such as that of an interval, begins none. Its target has at most one pair of brackets,
-as the address of a machine may have, so that a text of many brackets is read in linear time."""
+"""A link in Markdown. An escaped bracket, as in an interval, does not begin a link. The target has at most one pair of
+brackets, as in the address of a machine, so that a text of many brackets is read in linear time."""
 _STAMP = re.compile(r"(?:Card|Page) (\d{1,9}) of Vantage (\S{1,80})\.")
 _SENTENCE = re.compile(r"(?<=[.;:])\s+")
 _CUT = "…"
@@ -36,8 +36,8 @@ def compare_cards(
     Args:
         found: the text that is stored or shown.
         derived: the text that this version writes of the same records.
-        limit: characters that the place takes, after which a text is cut; None: there is no limit.
-        wording: what it is, and the number of the wording that this version writes.
+        limit: number of characters after which the text is cut where it is stored; None: there is no limit.
+        wording: the kind of text, and the number of the wording that this version writes.
     """
     name = wording.text.lower()
     theirs, ours = _lines(found), _lines(derived)
@@ -75,9 +75,9 @@ _BEST_FIRST: tuple[Outcome, ...] = ("ok", "note", "unchecked", "wrong")
 
 
 def best(results: Iterable[Compared]) -> Compared:
-    """Return the best of the comparisons of one text with each text that it may be; of equally good ones the first.
+    """Return the best comparison of one text with each text that it may be; of equally good ones the first.
 
-    After one that agrees no other is made, since each text is derived for it.
+    Stops at the first comparison that agrees, since every further one would derive another text.
     """
     made = []
     for each in results:

@@ -50,8 +50,9 @@ def _field_problems(
 ) -> Iterator[str]:
     """Yield differences in MLflow's own fields.
 
-    MLflow has one row for a dataset of one name and digest, and keeps the fields of the run that sent it first: one dataset that
-    came from two sources has the first of them there, and both in the tags; so has one file that was read from two paths.
+    MLflow has one row for each pair of name and digest of a dataset, and keeps the fields of the run that sent it
+    first. So a dataset from two sources, or a file that was read from two paths, has only the first source in these
+    fields, and both in the tags.
     """
     described = f"dataset input {sent[0]['digest'][:12]}"
     if dataset.digest != sent[0]["digest"]:
@@ -70,7 +71,7 @@ def _field_problems(
 
 
 def _source_digest(text: str) -> object:
-    """Return the sha256 of the file that a dataset was prepared from; None: none is named."""
+    """Return the sha256 of the file that a dataset was prepared from; None: the text names no file."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Check operations of an outbox that later ones about the same step have replaced, as when a run is resumed.
+"""Check operations of an outbox that later operations about the same step have replaced, as when a run is resumed.
 
-What they hold is in no other record, but it is about the same artifact, recipe and inputs as what the last of them hold.
+No other record has their contents, but they must be about the same artifact, recipe and inputs as the last operations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ def earlier_problems(
     """Yield what an operation about a step contradicts: the artifact's ref, the recipe, or what was recorded later.
 
     Args:
-        recipe: the run's own.
-        digest: of the artifact that the run has of the step.
+        recipe: the run's recipe.
+        digest: digest of the artifact that the run recorded for the step.
     """
     entry = replay.entry.stages[step]
     lines = [each for each in replay.lines if getattr(each.operation, "stage", None) == step]
@@ -34,7 +34,7 @@ def earlier_problems(
                 found.append(f"input {role} was recorded in two ways")
         if operation.kind != entry.kind:
             found.append(f"it was recorded as {operation.kind} and as {entry.kind}")
-        # Params of implicit steps name files where the package was at that time.
+        # Params of implicit steps contain paths of the package, which may have been elsewhere at that time.
         if step in recipe.stages and _contradict(
             operation.params, recipe.stages[step].model_dump(mode="json")
         ):
@@ -60,7 +60,7 @@ def _of_artifact(lines: list[OutboxLine], step: str, digest: str, ref: Ref | Non
 
 
 def _of_verdicts(lines: list[OutboxLine]) -> Iterator[str]:
-    """Yield verdicts of one artifact that differ; the same gates give the same ones."""
+    """Yield verdicts of one artifact that differ; the same gates must give the same verdicts."""
     digests = {
         artifact.digest
         for line in lines
@@ -76,7 +76,7 @@ def _of_verdicts(lines: list[OutboxLine]) -> Iterator[str]:
 
 
 def _contradict(one: object, other: object) -> bool:
-    """Return whether two values differ in what both have; another version may have recorded more fields, or fewer."""
+    """Return whether two values differ in a field that both have; other versions may record more or fewer fields."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return any(_contradict(value, other[name]) for name, value in one.items() if name in other)
     return one != other

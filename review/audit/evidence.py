@@ -217,7 +217,7 @@ class Evidence:
 
     @cached_property
     def server(self) -> "AuditedServer":
-        """MLflow; it is reached by the first question."""
+        """Access to MLflow; the first question connects to it."""
         tracking.set_up_client()
         from vantage.ledger.to_mlflow.audited_runs import AuditedServer  # imports MLflow
 
@@ -237,7 +237,7 @@ class Evidence:
             return self.unanswered
 
     def mlflow_runs(self, experiment: str, run_id: str) -> "dict[str | None, list[MlflowRun]] | Missing":
-        """Return stage → MLflow's runs of it."""
+        """Return stage → its runs in MLflow; the key None is for the parent run."""
         if run_id not in self._mlflow_runs:
             self._mlflow_runs[run_id] = self.ask(lambda server: server.runs(experiment, run_id))
         return self._mlflow_runs[run_id]

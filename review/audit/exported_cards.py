@@ -35,7 +35,7 @@ def exported_card_checks(
     Args:
         path: the folder.
         provenance: its ``vantage.json``.
-        artifact: the one that it holds.
+        artifact: the artifact that the folder holds.
     """
     try:
         found = _read(path / CARD)
@@ -87,7 +87,7 @@ def _compared(
 
 
 def _as_recorded(earlier: RunEntry, now: RunEntry) -> RunEntry:
-    """Return an earlier state of a run with the steps that had an artifact, described as in the present one."""
+    """Return an earlier state of a run: the steps that had an artifact then, described as in the present state."""
     stages = {
         name: replace(
             now.stages[name],
@@ -152,7 +152,7 @@ def _model(provenance: Mapping[str, Any], record: RunRecord, step: str, entry: R
 def _opened(found: str, provenance: Mapping[str, Any], model: NamedModel) -> ModelOpened | None:
     """Return a policy's sampling settings, from ``vantage.json``; None for a reward model.
 
-    Whether the template writes a date is in no record, so the card's own word is taken for it.
+    No record says whether the template writes a date, so this is taken from the card itself.
     """
     if model.kind != "policy":
         return None
@@ -166,7 +166,7 @@ def _opened(found: str, provenance: Mapping[str, Any], model: NamedModel) -> Mod
 
 
 def _place(found: str) -> Path | None:
-    """Return the folder that the card's commands name: where it was exported to."""
+    """Return the folder in the card's commands, to which the model was exported."""
     served, loaded = _SERVED.search(found), _LOADED.search(found)
     try:
         if served is not None:

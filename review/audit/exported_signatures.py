@@ -27,7 +27,7 @@ def exported_signature_checks(path: Path, provenance: Mapping[str, Any], digest:
 
 
 def _named(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (key id, folder of a statement); an entry that is no such list, or leads out of the folder, gives none."""
+    """Return (key id, folder of a statement), without entries of another type or with a path out of the folder."""
     named = provenance.get("signatures")
     return [
         (str(key_id), folder)

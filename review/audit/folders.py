@@ -52,7 +52,7 @@ def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Ch
     """Check a folder's own files, and add its artifact to the walk; returns a description in words, and the checks.
 
     Raises:
-        RunError: it is no folder that lists its own content.
+        RunError: the path is no folder, or a folder without a list of its content.
     """
     if not path.is_dir():
         raise RunError(
@@ -130,7 +130,7 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
 
 
 def _named(value: object, kind: type[_Value]) -> dict[str, _Value]:
-    """Return an object of JSON whose values have one type. TypeError: it is something else."""
+    """Return a JSON object whose values all have one type; raises TypeError for any other value."""
     if not isinstance(value, dict) or not all(isinstance(each, kind) for each in value.values()):
         raise TypeError(f"no object of {kind.__name__}")
     return value
@@ -159,7 +159,7 @@ def _is_recorded(evidence: Evidence, digest: str) -> bool:
 def _file_problems(
     evidence: Evidence, path: Path, files: Mapping[str, str], *, beside: Set[str]
 ) -> Iterator[str]:
-    """Yield checks of the folder's files against the sha256 in ``vantage.json``; those ``beside`` them are checked
+    """Yield differences of the folder's files from the sha256 in ``vantage.json``; the files ``beside`` are checked
     elsewhere."""
     present = {
         file.relative_to(path).as_posix(): file
@@ -239,7 +239,7 @@ def _against_artifact(
 
 
 def _listed_problems(evidence: Evidence, files: Mapping[str, str], digest: str) -> Iterator[str]:
-    """Yield checks of the list of files, against the artifact's manifest: equal except for files that an export leaves out."""
+    """Yield differences of the list of files from the artifact's manifest, except files that an export leaves out."""
     assert evidence.store is not None, "it has the artifact"
     listed = evidence.store.listed(digest).files
     for name, sha in files.items():
@@ -251,7 +251,7 @@ def _listed_problems(evidence: Evidence, files: Mapping[str, str], digest: str) 
 
 
 def _gate_problems(evidence: Evidence, provenance: Mapping[str, Any], digest: str) -> Iterator[str]:
-    """Yield checks of the verdicts, against those of the runs that have recorded the artifact."""
+    """Yield differences of the verdicts from those of the runs that have recorded the artifact."""
     records = (evidence.record(run_id) for run_id in evidence.run_ids)
     recorded = [
         [str(verdict) for verdict in stage.verdicts]

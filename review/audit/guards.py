@@ -32,7 +32,7 @@ class _Problems:
     unchecked: list[str] = field(default_factory=list)
 
     def checks(self, ok: str) -> Iterator[Check]:
-        """Yield a check for each kind of problem; one that agrees where there is none."""
+        """Yield a check for each kind of problem, or one check that agrees if there are no problems."""
         if self.wrong:
             yield Check(subject=SUBJECT, outcome="wrong", detail="; ".join(self.wrong))
         if self.unchecked:
@@ -57,11 +57,11 @@ class _Curves:
 
     @property
     def defaults(self) -> set[Guard]:
-        """The guards of this version that the recipe does not write."""
+        """The default guards of this version, without those that the recipe itself names."""
         return set(guards_of(self.work)) - set(own_guards(self.work))
 
     def guarding(self, recorded: Iterable[Firing]) -> Guarding:
-        """Return what the stage's guards saw; default guards of another version are those that are recorded as such."""
+        """Return what the stage's guards saw. Default guards of another version are taken from the recorded firings."""
         own = own_guards(self.work)
         others = {} if self.work.guards == OFF else {each.guard: None for each in recorded if each.is_default}
         guards = tuple(dict.fromkeys((*guards_of(self.work), *others)))
@@ -128,7 +128,7 @@ def _compare_failed(problems: _Problems, stage: StageRecord, curves: _Curves) ->
 
 
 def _curves_of(evidence: Evidence, record: RunRecord, step: str, code: object) -> _Curves | Missing | None:
-    """Return the curves of a step; Missing: they are not there; None: it is no stage that guards watch."""
+    """Return the curves of a step; Missing: they are not there; None: no guards watch such a step."""
     try:
         work = work_of(record.recipe, step)
     except (KeyError, ValueError):

@@ -68,7 +68,7 @@ def claimed_model_problems(evidence: Evidence, found: "MlflowRun", digests: set[
     """Yield the logged models that claim to be outputs of a run, with its link or with our tags, and that nobody sent.
 
     Args:
-        digests: of the artifacts that the run has recorded of the stage; one that was trained further has several.
+        digests: digests of the artifacts that the run recorded for the stage; several, if it was trained further.
     """
     own = found.tags.get("vantage.model")
     known = {found.tags.get("vantage.digest")} if own is not None else set()

@@ -1,4 +1,4 @@
-"""Name who made the artifacts that a text in MLflow names: every answer that its writer may have had."""
+"""Find the makers of the artifacts that a text in MLflow names: every answer that its writer may have had."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -26,9 +26,9 @@ def possible_makers(
 ) -> tuple[Makers, ...]:
     """Return artifact → its maker, for all artifacts that stages name, by each source that a writer may have had.
 
-    They are those that MLflow's tags name; those and the stages' own runs; those and the records of the workspace. A maker
-    that MLflow did not know when a stage was recorded may have been known when the text was written. Then the tag may even name
-    another run: one that has found the artifact, and was sent before the run that made it.
+    The sources are MLflow's tags; the tags and the stages' own runs; the tags and the records of the workspace. A maker
+    that MLflow did not know when a stage was recorded may have been known when the text was written. Then the tag may
+    even name another run: one that has found the artifact, and was sent before the run that made it.
 
     Args:
         stages: each stage with its run of MLflow.

@@ -76,7 +76,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
 
 
 def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artifact: Artifact) -> Check:
-    """Return what is left to compare where the run's outbox is gone: digest, key, parents, headline metrics, firings of guards."""
+    """Check what remains without the run's outbox: digest, key, parents, headline metrics, firings of guards."""
     runs = evidence.mlflow_runs(record.recipe.recipe, record.run_id)
     if isinstance(runs, Missing):
         return check_of(_SUBJECT, runs)
@@ -178,7 +178,7 @@ def _latest_problems(found: "MlflowRun") -> Iterator[str]:
 def _pointers(
     evidence: Evidence, found: "MlflowRun", parents: "list[MlflowRun]", stage: str | None
 ) -> Iterator[str]:
-    """Yield the tags that point to other runs and models of MLflow, and what these really are."""
+    """Yield the tags that point to a wrong run or model of MLflow, with what the target really is."""
     tags = found.tags
     if stage is not None and parents and tags.get("mlflow.parentRunId") != parents[0].run_id:
         yield f"tag mlflow.parentRunId is {shown(tags.get('mlflow.parentRunId'))}, and not the run's own {parents[0].run_id}"

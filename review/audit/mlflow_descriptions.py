@@ -1,4 +1,4 @@
-"""The files by which MLflow loads a model: each line of them is what Vantage would write for these weights, and no more."""
+"""Check the files by which MLflow loads a model: they must have exactly the lines that Vantage would write."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _OF_THE_WRITER = {
     "run_id": r"[0-9a-f]{32}",
     "utc_time_created": r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+",
 }
-"""Line → text that may be in its place: it depends on when and where the copy was made."""
+"""Line → pattern of the values that it may have, since they depend on when and where the copy was made."""
 _EXAMPLES = "saved_input_example_info."
 _BUILD, _INSTALL = ["pip", "setuptools", "wheel"], ["-r requirements.txt"]
 _SHOWN = 3
@@ -48,12 +48,12 @@ def description_problems(
     """Yield differences between the files and what Vantage would write.
 
     Args:
-        folder: where they are.
+        folder: the folder of the files.
         weights: the model, whose own files are compared elsewhere.
         tags: what is known of the artifact.
-        kinds: the kinds that it may have.
-        weights_at: path of the weights, as the files name it.
-        any_params: a request may set params.
+        kinds: the kinds that the artifact may have.
+        weights_at: path of the weights in the files.
+        any_params: whether the signature may have any params of a request.
     """
     try:
         described = small_yaml(folder / DESCRIPTION)

@@ -95,7 +95,7 @@ def _publication_problems(evidence: Evidence, replay: Replay, stage: str | None,
         name, digest = each.registered_model, each.artifact.digest
         version = evidence.ask(lambda server, name=name, number=number: server.version(name, number, None))  # type: ignore[misc]
         if isinstance(version, Missing) or version is None or version.tags.get("vantage.digest") == digest:
-            return  # that the version is there is a check of its own
+            return  # another check finds whether the version is there
     yield f"tag {_PUBLISHED} is {shown(tag)}, and it published no such version"
 
 

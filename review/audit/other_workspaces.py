@@ -9,7 +9,7 @@ from vantage.runs.view import Missing
 
 _RUN_ID = "vantage.run_id"
 _POSSIBLE_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
-"""MLflow is asked for nothing else: an odd text could make it refuse the question, and with it all later ones."""
+"""MLflow is asked for no other ids: it could refuse a question with an odd text, and then count as not answering."""
 
 
 def is_elsewhere(evidence: Evidence, run_id: str) -> bool:

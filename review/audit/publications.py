@@ -138,8 +138,8 @@ def required_steps(recorded: Recorded) -> list[str]:
 
 
 def publications_of(recipe: ResolvedRecipe | None, recorded: Recorded) -> list[Publication]:
-    """Return the entry of the recipe behind it. A run moves only its recipe's aliases, a person any alias of a published
-    model."""
+    """Return the recipe's entries for a recorded publication or movement. A run moves only its recipe's aliases; a
+    person may move any alias of a published model."""
     operation = recorded.operation
     return [
         each
@@ -157,7 +157,7 @@ def _recipe(replay: Replay) -> ResolvedRecipe | None:
 
 
 def gone(evidence: Evidence, name: str, digest: str | None) -> str:
-    """Return which removed run may have published the artifact; empty: none."""
+    """Return the removed run that may have published the artifact; empty: there is none."""
     for run_id in evidence.run_ids:
         record = evidence.record(run_id)
         removed = isinstance(record, RunRecord) and record.status == REMOVED

@@ -153,8 +153,7 @@ def _source_problems(record: RunRecord, step: str, digest: str) -> Iterator[str]
 def _unfinished(
     evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None, stage: StageRecord | None
 ) -> Check:
-    """Return whether the run that made the artifact did not record it: it died first, and another run has found the
-    artifact."""
+    """Check whether another run has recorded the artifact, if the run that made it ended before it could record it."""
     if stage is None or ref is None:
         return Check(subject="run record", outcome="wrong", detail=f"run {run_id} has no step {step}")
     for other in evidence.run_ids:

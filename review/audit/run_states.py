@@ -162,8 +162,8 @@ def _is_answered(since: list[Operation], step: str) -> bool:
 def _is_recorded_late(replay: Replay, finished: FinishStage) -> bool:
     """Return whether a process may have found, and recorded as made, what an earlier process of the run had made.
 
-    Then nothing was measured. That holds for an attempt on several nodes too, so a run that was never resumed must have begun the
-    attempt twice.
+    Then its usage was not measured. Nor is that of an attempt on several nodes, so a run that was never resumed must
+    have begun the attempt twice.
     """
     begun = [each.operation for each in replay.lines if isinstance(each.operation, OpenStage)]
     numbers = [each.attempt for each in begun if each.stage == finished.stage]

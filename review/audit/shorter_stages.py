@@ -1,4 +1,4 @@
-"""Shorter stages that longer ones went on from, and the training states that they have left."""
+"""Check the shorter stages that longer stages went on from, and the training states that the shorter ones have left."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,8 @@ from vantage.storage.refs import Ref
 
 
 def shorter_in(record: object, stage_key: str | None, digest: str) -> tuple[str, Shorter] | None:
-    """Return the step of a run that made an artifact and went on from it, with what is recorded of that; None: no step did."""
+    """Return the step of a run that made an artifact and went on from it, with the record of the shorter stage; None:
+    no step did."""
     if not isinstance(record, RunRecord):
         return None
     found = (
@@ -32,7 +33,7 @@ def shorter_in(record: object, stage_key: str | None, digest: str) -> tuple[str,
 def gone_on_from(record: object, stage_key: str | None) -> Shorter | None:
     """Return the shorter stage that a run's stage of this key goes on from; None: it began from nothing, or no stage has the key.
 
-    By keys and not by digests: a longer stage may have kept the very weights that a shorter one kept.
+    Compares keys and not digests, since a longer stage may have kept the same weights as a shorter one.
     """
     for stage in record.stages.values() if isinstance(record, RunRecord) else ():
         keys = [*(each.stage_key for each in stage.shorter), stage.stage_key]
@@ -89,12 +90,12 @@ def key_problems(recipe: ResolvedRecipe, step: str, ref: Ref) -> Iterator[str]:
 
 
 def is_state(ref: Ref | None) -> bool:
-    """Return whether a ref is of a training state."""
+    """Return whether a ref names a training state."""
     return ref is not None and ref.artifact.kind == STATE_KIND
 
 
 def state_problems(ref: Ref) -> Iterator[str]:
-    """Yield problems of the parts of the key of a training state, which names the stage that has left it."""
+    """Yield problems of the key parts of a training state. They must name the stage that has left it."""
     of = ref.key_parts.get("of")
     if ref.key_parts != state_key_parts(str(of)):
         yield "key_parts are not those of a training state"

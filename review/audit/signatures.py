@@ -16,7 +16,7 @@ def signature_checks(
 ) -> list[Check]:
     """Return a check for each key that has signed the artifact or must have; none where nothing is signed nor required.
 
-    ``verdicts``: those of an artifact that its run went on from; None: the run's record has them.
+    ``verdicts``: verdicts of a shorter stage that the run went on from; None: take them from the run's record.
     """
     if evidence.store is None:
         return []
@@ -43,7 +43,7 @@ def signature_checks(
 
 
 def unsigned(evidence: Evidence) -> list[Check]:
-    """Check an artifact without a ref, if keys are required: a signature is of an artifact and its ref."""
+    """Check an artifact without a ref, if keys are required: a signature covers an artifact and its ref."""
     if not evidence.required_keys:
         return []
     keys = ", ".join(key.short for key in evidence.required_keys)

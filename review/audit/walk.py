@@ -66,9 +66,9 @@ class Walk:
         self.evidence = evidence
         self.found: dict[tuple[str, str | None], Found] = {}
         self.first: set[str] = set()
-        """Ids of artifacts that begin the tree, also where others are made of them."""
+        """Ids of artifacts that begin the tree, even if other artifacts are made of them."""
         self.checked_versions: set[tuple[str, str]] = set()
-        """Name and version of those that are checked elsewhere."""
+        """Name and version of the registered versions that are checked elsewhere."""
 
     # Finding the artifacts
 
@@ -368,7 +368,7 @@ class Walk:
 
 
 def _is_beside(ref: Ref | None) -> bool:
-    """Return whether a ref is of what a stage has left beside its artifact."""
+    """Return whether a ref names something that a stage has left beside its artifact."""
     return is_state(ref) or is_answers(ref)
 
 

@@ -82,7 +82,7 @@ def _measured(
 
 
 def _steps(side: Side, expected: bool) -> dict[str, Step]:
-    """Return the side's steps, by what their keys depend on if the other side is a recipe."""
+    """Return the side's steps; with expected keys if the other side is a recipe."""
     if not expected or side.is_recipe:
         return dict(side.steps)
     return {name: step for name, step in expected_steps(side.recipe).items() if name in side.steps}
@@ -93,7 +93,7 @@ def _paired(
 ) -> tuple[list[Pair], list[Step], list[Step]]:
     """Return steps that are compared with one another, and steps of one side alone.
 
-    The two stages that were named, then steps of one name, then steps of one key: a name is in no key.
+    Pairs the two named stages first, then steps of the same name, then steps of the same key (names are in no key).
     """
     of_b = dict(steps_b)
     partners: dict[str, Step] = {}

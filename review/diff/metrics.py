@@ -29,7 +29,7 @@ def metric_differences(
     """Yield every metric that either of two steps has.
 
     Args:
-        samples: what both kept, if they are evaluations on the same prompts.
+        samples: the samples that both kept, if they are evaluations on the same prompts.
     """
     ours, theirs = a.record.metrics, b.record.metrics
     for metric in dict.fromkeys((*ours, *theirs)):
@@ -50,8 +50,8 @@ def metric_differences(
 def samples_of(
     storage: Storage | None, a: tuple[Step, ResolvedRecipe], b: tuple[Step, ResolvedRecipe]
 ) -> tuple[tuple[Samples, Samples] | None, str | None]:
-    """Return the samples of two evaluations on the same prompts, or the reason why there are none; neither, if they are
-    no evaluations.
+    """Return the samples of two evaluations on the same prompts, or the reason why there are none; (None, None) for
+    steps that are no evaluations.
 
     Raises:
         OSError, ValueError: their files cannot be read.

@@ -52,7 +52,7 @@ def tell_bill(run: Run, step: str, *, ledger: Ledger) -> None:
     """Write the bill of a step into the run's folder, and log it to MLflow; does nothing if it cannot be made.
 
     Raises:
-        OSError: the disk.
+        OSError: the disk fails.
     """
     bill = bill_of(run.workspace, run.record, step)
     if bill is not None:

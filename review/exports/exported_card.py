@@ -35,10 +35,10 @@ def model_card(
     """Return Markdown with the front matter of a model card.
 
     Args:
-        opened: how a policy is asked; None: a reward model.
+        opened: the sampling settings of a policy; None: a reward model.
         folder: where the model will be, for the commands.
-        entry: the run that made or found it; None: it is not in this workspace.
-        made_by: the run that made it, if it is another one.
+        entry: the run that made or reused the model; None: the run is not in this workspace.
+        made_by: the run that made the model, if ``entry`` is another run.
     """
     origin = model.origin
     assert origin is not None, "made by a run"
@@ -161,7 +161,7 @@ def _reward_use(folder: Path) -> list[str]:
 
 
 def _card(model: NamedModel, entry: RunEntry | None) -> list[str]:
-    """Return the lines that MLflow's page of the model has too; for a model whose run is not here, the known metrics and
+    """Return the lines that are also on MLflow's page of the model; without the run's record, the known metrics and
     gates."""
     origin = model.origin
     assert origin is not None, "made by a run"

@@ -77,8 +77,8 @@ def export(
         target: a new or an empty folder.
         merged: for adapters, the whole model that ``check_adapters`` and ``SamplingProcess.merge`` have made.
         signatures: signatures of the artifact; they are copied unchanged to ``signatures/``.
-        entry: the run that made or reused it, for the card; None: the run is not in this workspace.
-        made_by: the run that made it, if it is another one.
+        entry: the run that made or reused the model, for the card; None: the run is not in this workspace.
+        made_by: the run that made the model, if ``entry`` is another run.
         known_as: name by which the card's commands load the model; None: the folder.
 
     Raises:
@@ -253,7 +253,7 @@ def _generation_of(folder: Path) -> dict[str, Any]:
 
 
 def _describe_for_mlflow(model: NamedModel, staging: Path) -> None:
-    """Write ``MLmodel`` and what belongs to it, so that ``mlflow models serve -m FOLDER`` loads the folder."""
+    """Write ``MLmodel`` and the files that it needs, so that ``mlflow models serve -m FOLDER`` loads the folder."""
     from vantage.ledger.to_mlflow.model_description import write_description
 
     assert model.origin is not None, "made by a run"

@@ -22,7 +22,7 @@ class BucketPrefix:
     def send(self, folder: Path, files: Mapping[str, str]) -> str:
         """Send the files, read them back, and put the card last; see ``vantage.review.exports.pushing.Pushed``.
 
-        A prefix without a card is what a push left that was cut off: it is completed. A prefix with one is a published
+        A prefix without a card was left by an interrupted push, which is completed. A prefix with a card is a published
         model, which is never changed.
         """
         try:

@@ -46,7 +46,7 @@ class Pushed(Protocol):
 
         Args:
             folder: the files.
-            files: path → sha256. What is read back must have it.
+            files: path → sha256, which the bytes that are read back must have.
 
         Raises:
             PushRefused: the place has other files, or gives back other bytes.
@@ -57,7 +57,7 @@ def place_named(text: str) -> Place:
     """Return the place of ``--push``.
 
     Raises:
-        PushRefused: it is none; the message lists the forms.
+        PushRefused: the text names no place; the message lists the forms.
     """
     scheme, has_scheme, rest = text.partition("://")
     if on_a_hub := _ON_A_HUB.fullmatch(text):

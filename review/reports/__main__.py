@@ -14,11 +14,11 @@ from vantage.runs.workspace import Workspace
 
 
 def main() -> None:
-    """Run and workspace are arguments. Each line on standard input means that more is recorded; ``WRITE`` means that this
-    is all.
+    """Draw the report of a run, and write it after ``WRITE``; the run's id and the workspace are the arguments.
 
-    What is there already is drawn before, since a plot that has been drawn is kept. If the lines end without ``WRITE``, the
-    run's process is dead: this one ends at once, also in the middle of a plot, and writes no report.
+    Each line on standard input means that more is recorded, and ``WRITE`` that nothing will follow. Everything recorded
+    is drawn at once, since drawn plots are kept. If the lines end without ``WRITE``, the run's process is dead: this
+    process ends at once, even in the middle of a plot, and writes no report.
     """
     collect_rarely()
     words: queue.SimpleQueue[str] = queue.SimpleQueue()

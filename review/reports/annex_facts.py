@@ -22,7 +22,7 @@ _ROWS = ("train_rows", "validation_rows", "test_rows")
 
 
 def model_facts(workspace: Workspace, record: RunRecord, report: Report) -> ModelFacts:
-    """Return the facts about the model that the report is about; what cannot be read is missing."""
+    """Return the facts about the model that the report is about, without those that cannot be read."""
     models = report.decision.models if report.decision is not None else ()
     model = models[0] if models else None
     folder = None

@@ -23,7 +23,7 @@ LONGEST_SECONDS = 120.0
 DRAW, WRITE = "draw", "write"
 """Words that the process reads, a line each: there is more to draw; the run's end is recorded."""
 VARIABLE = "VANTAGE_REPORT"
-"""Environment variable: ``0`` for runs without a report at their end; ``vantage report`` makes it all the same."""
+"""Environment variable: with ``0``, runs make no report at their end; ``vantage report`` still makes one."""
 
 
 def is_wanted() -> bool:
@@ -57,11 +57,11 @@ class ReportProcess:
             self._problem = str(error)
 
     def draw(self) -> None:
-        """Let it draw what is recorded so far, so that less is left for the end."""
+        """Let the process draw what is recorded so far, so that less is left for the end."""
         self._tell(DRAW)
 
     def write(self) -> None:
-        """Let it write the report: the run's end is recorded."""
+        """Let the process write the report, since the run's end is recorded."""
         self._tell(WRITE)
 
     def _tell(self, word: str) -> None:
@@ -87,7 +87,7 @@ class ReportProcess:
         return None
 
     def _wait(self) -> str | None:
-        """Return the reason why it failed; None: it has ended well."""
+        """Wait for the process; return the reason why it failed, or None if it succeeded."""
         if self._process is None:
             return self._problem
         try:

@@ -41,7 +41,7 @@ class _Row:
 
     @property
     def out(self) -> int:
-        """Return the height at which lines to what is below leave."""
+        """Return the height at which lines to the rows below leave."""
         return self.top + (HEIGHT - 12 if self.is_box else _LOW // 2)
 
 
@@ -79,7 +79,7 @@ def column(steps: Sequence[Step]) -> str:
 
 
 def down(graph: Reduced) -> list[str]:
-    """Return the nodes from top to bottom: what reads a node comes soon after it, and what it needs just before it."""
+    """Return the nodes from top to bottom: a node's readers come soon after it, and its inputs just before it."""
     below, found = graph.below, dict[str, None]()
 
     def place(name: str) -> None:
@@ -98,7 +98,7 @@ def down(graph: Reduced) -> list[str]:
 
 
 def sides(arcs: Sequence[Arc]) -> tuple[list[Arc], list[Arc]]:
-    """Return the lines on the right and those on the left: of two that would cross, one on each side where that is possible."""
+    """Return the lines on the right and those on the left; two that would cross are on different sides if possible."""
     on_right: dict[Arc, bool] = {}
     for start in sorted(arcs, key=lambda each: (each[1] - each[0], each)):
         waiting = [(start, True)]

@@ -92,7 +92,7 @@ def stage_curves(
         measured: metric → its rows.
         most: number of curves that are drawn.
         firings: firings of the stage's guards; their metrics are drawn first, with a mark.
-        rollout: what samples the stage's responses; None: it samples none.
+        rollout: the engine that samples the stage's responses; None: it samples none.
     """
     fired: dict[str, list[int]] = {}
     for firing in firings:

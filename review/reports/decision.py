@@ -26,8 +26,8 @@ def decision_of(record: RunRecord, status: str, history: RunHistory, uncertain: 
 
     Args:
         record: the run.
-        status: its status now; ``resumable`` for one whose process died.
-        history: its outbox.
+        status: the run's status now; ``resumable`` if its process died.
+        history: the run's outbox.
         uncertain: reads the uncertainty of a stage's metrics.
     """
     judged = judged_of(record, uncertain)

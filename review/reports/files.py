@@ -20,7 +20,7 @@ def write_report(
 
     Args:
         annex: one of ``ANNEXES``, which the report ends with; None: it has none.
-        file: where to; None: ``REPORT`` in the run's folder.
+        file: path of the file; None: ``REPORT`` in the run's folder.
 
     Raises:
         RunError: there is no such run, or it cannot be read.

@@ -222,7 +222,7 @@ class Measured:
     metric: str
     value: float | None
     interval: tuple[float, float] | None
-    """At 95 %."""
+    """95 % confidence interval."""
     n: int | None
     unit: str
     meaning: str

@@ -24,7 +24,7 @@ class Place:
     above: tuple[int, ...] = ()
     """Places in the row above that are joined to it."""
     rank: int = 0
-    """Its place in the row, from the left."""
+    """Position in the row, from the left."""
     weight: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""Ridges: the spread of the scores of a policy's responses at each validation, drawn from percentiles, all that a run reports."""
+"""Ridges: the spread of the scores of a policy's responses at each validation, drawn from the reported percentiles."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from vantage.runs.history import Row
 from vantage.schemas.metric_names import SCORE_PERCENTILES
 
 MOST_RIDGES = 9
-"""Validations that are drawn; of more, so many at equal distances, the last among them."""
+"""Most validations that are drawn. Of more, this number at equal distances is drawn, including the last."""
 BINS = 60
 FEWEST_PERCENTILES = 3
 SHOWN = ("validation_score", "initial_score", "reward_data_score")

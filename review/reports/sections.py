@@ -59,7 +59,7 @@ AHEAD = "; rollout.ahead: 1, whose responses are one update old"
 
 
 def _shortened_by(phase: str, stage: StageCurves) -> str:
-    """Return the settings that may shorten a phase of the stage, of which it has none yet."""
+    """Return the settings that may shorten a phase of the stage, without those that it already has."""
     rollout = stage.rollout
     if phase == "sampling" and rollout is not None and rollout.engine == "vllm":
         return OF_VLLM + ("" if rollout.is_served else SERVERS)

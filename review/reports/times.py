@@ -9,7 +9,7 @@ from vantage.runs.history import Row
 from vantage.schemas.metric_names import PHASES, TIMES
 
 MOST_BARS = 24
-"""Bars that are drawn; of more iterations, each bar is the mean of an equal part."""
+"""Most bars that are drawn. With more iterations, each bar is the mean of an equal part of them."""
 
 
 def is_time(metric: str) -> bool:
