@@ -47,7 +47,7 @@ class AliasMoves:
     """The movements of one run's outbox, and which of them are announced."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the movements of a run. ``folder`` is that of the outbox."""
+        """Open the movements of a run; ``folder`` is the folder of its outbox."""
         self._path = folder / FILE
 
     def note(self, move: AliasMove) -> None:
@@ -59,7 +59,7 @@ class AliasMoves:
         self._append({"announced": str(move.id)})
 
     def waiting(self) -> list[AliasMove]:
-        """Return the movements that are not announced, in their order; a line that is none is skipped."""
+        """Return the movements that are not announced, in their order; lines that cannot be parsed are skipped."""
         moves: dict[str, AliasMove] = {}
         announced: set[str] = set()
         if not self._path.exists():

@@ -19,7 +19,7 @@ def check_destinations() -> None:
     """Refuse settings that cannot work, before a run computes for hours and its records go nowhere.
 
     Raises:
-        ValueError: a package is missing, or the address is none; the message contains the remedy.
+        ValueError: a package is missing, or the address is invalid; the message contains the remedy.
     """
     if folder := os.environ.get(TENSORBOARD):
         if "://" in folder or "\0" in folder:

@@ -61,7 +61,7 @@ class RunEntry:
     experiment: str
     name: str
     origin: dict[str, str] = field(default_factory=dict)
-    """User and version of the code when it was last opened."""
+    """User and version of the code when the run was last opened."""
     openings: int = 1
     """Number of times that the run was started or resumed."""
     outcome: str = "running"
@@ -157,7 +157,7 @@ def _opened(known: StageEntry | None, operation: OpenStage) -> StageEntry:
 
 
 def _reused(known: StageEntry | None, operation: RecordReuse) -> StageEntry:
-    """Return the stage's entry; what this very run has made stays completed, or waits at its gate."""
+    """Return the stage's entry; if this run itself made the artifact, it stays completed, or waits at its gate."""
     made_here = known is not None and known.attempt is not None and known.outcome != "reused"
     held = known.outcome if _has_artifact(known, operation.artifact) else ""
     waits = held in ("gate_closed", "waiting_approval")
@@ -180,7 +180,7 @@ def _reused(known: StageEntry | None, operation: RecordReuse) -> StageEntry:
 
 
 def _source_in(params: Mapping[str, Any]) -> str | None:
-    """Return the source that a step reads: of a dataset, or of a model."""
+    """Return the source of the dataset or model that a step reads."""
     read = params.get("data", params.get("model"))
     return read.get("source") if isinstance(read, Mapping) else None
 

@@ -23,8 +23,8 @@ from vantage.schemas.records.verdicts import DEFAULT_CONFIDENCE
 from vantage.schemas.safe_text import markdown_text, without_secrets
 
 CARD = 1
-"""Number of the wording of cards. Raise it when a sentence or a number is written in another way: an audit holds only
-cards of its own number to their sentences."""
+"""Number of the wording of cards. Raise it when a sentence or a number is written in another way: an audit compares the
+sentences only of cards with its own number."""
 
 _OUR_LICENCE = "Apache-2.0"
 _MOST_ROWS = 16
@@ -34,7 +34,7 @@ _MEASURED_ROLE = {
     "reward_evaluation": "reward_model",
     "benchmark_evaluation": "policy",
 }
-"""Kind of stage → the role of the model that it measures."""
+"""Kind of stage → the role of the model that such a stage measures."""
 _SPLITS = ("train_rows", "validation_rows", "test_rows")
 _FAMILIES = {metric.name: metric.family for metric in METRICS if metric.family}
 
@@ -199,7 +199,7 @@ def _trained_limits(entry: RunEntry, name: str) -> Iterator[str]:
 
 
 def _data(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> list[str]:
-    """Return every dataset and imported model among its inputs, with source, digest and licence."""
+    """Return every dataset and imported model among the inputs, with source, digest and licence."""
     rows = []
     for step in (*ancestors(entry, name), *([name] if entry.stages[name].kind in MODEL_IMPORTS else ())):
         stage = entry.stages[step]

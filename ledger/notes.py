@@ -29,8 +29,8 @@ from vantage.schemas.safe_text import markdown_text
 BILL = "bill_of_materials.cdx.json"
 """The bill of materials among the artifacts of a stage's run."""
 PAGES = Wording("Page", 1)
-"""Wording of the pages of runs and stages. Raise its number when a sentence or a number is written in another way: an audit holds
-only pages of its own number to their sentences."""
+"""Wording of the pages of runs and stages. Raise its number when a sentence or a number is written in another way: an
+audit compares the sentences only of pages with its own number."""
 
 
 def run_note(
@@ -157,7 +157,7 @@ _MOST_NUMBERS = 3
 def numbers(stage: StageEntry) -> list[str]:
     """Return a stage's most telling metrics in Markdown: each with four digits, its unit and its 95 % interval.
 
-    They are the gated ones, else the effects of an evaluation, else the first.
+    These are the metrics with gates, else the effects of an evaluation, else the first metrics.
     """
     if stage.artifact is None:
         return []

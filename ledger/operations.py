@@ -143,7 +143,7 @@ class AliasOperation(Frozen):
 
     time: Milliseconds
     after: Milliseconds | None = Field(None, exclude_if=is_unset)
-    """The order of an earlier movement of the alias that a clock made which was ahead of this one; None: there is none."""
+    """The order of an earlier movement of the alias whose clock was ahead of this one's; None: there is none."""
 
     @property
     def order(self) -> int:
@@ -165,7 +165,7 @@ class Publish(AliasOperation):
 
 
 class RecordApproval(Frozen):
-    """A person's answer to a question of the run: past a gate that did not pass, or about an alias."""
+    """A person's answer to a question of the run, about a gate that did not pass or about an alias."""
 
     operation: Literal["record_approval"] = "record_approval"
     approval: Approval
@@ -174,7 +174,7 @@ class RecordApproval(Frozen):
 class MoveAlias(AliasOperation):
     """A person moves an alias to a version that was published before.
 
-    Together with ``Publish`` these are all movements of aliases by Vantage: one without an operation was made by other means.
+    Vantage moves aliases only by this operation and ``Publish``. Any other movement was made by other means.
     """
 
     operation: Literal["move_alias"] = "move_alias"
@@ -200,7 +200,7 @@ class LogReport(Frozen):
     operation: Literal["log_report"] = "log_report"
     time: Milliseconds
     file: str
-    """One HTML file; made again, it replaces the earlier one."""
+    """One HTML file; a new report replaces the earlier one."""
 
 
 class LogBill(Frozen):
@@ -210,7 +210,7 @@ class LogBill(Frozen):
     time: Milliseconds
     stage: str
     file: str
-    """CycloneDX in JSON; made again, it replaces the earlier one."""
+    """CycloneDX in JSON; a new bill replaces the earlier one."""
 
 
 Operation = (

@@ -53,21 +53,21 @@ class Outbox:
         self._appending = threading.Lock()
         self._unwritten: list[Operation] = []
         self._before: hashlib._Hash | None = None
-        """The sum of all lines that are written; None: they are read before the next one is."""
+        """sha256 of all lines so far; None: they must be read before the next line is written."""
         self._warned = False
 
     def append(self, operation: Operation) -> None:
         """Append an operation; it is on disk when this returns.
 
         Raises:
-            OSError: it could not be written. It is written before the next one, which may depend on it.
+            OSError: it could not be written. It will be written before the next operation, which may depend on it.
         """
         with self._appending:
             self._unwritten.append(operation)
             self._write()
 
     def write_rest(self) -> int:
-        """Write the operations that could not be written before; returns how many there were. OSError: they still cannot be."""
+        """Write operations that could not be written before; returns their number. Raises OSError if it fails again."""
         with self._appending:
             left = len(self._unwritten)
             if left:

@@ -21,8 +21,8 @@ EXAMPLES = ("input_example.json", "serving_input_example.json")
 def local_folder(address: str) -> Path | None:
     """Return the folder from which MLflow on this machine loads an address; None: it is remote, or no address.
 
-    MLflow reads only what begins with ``file:`` as an address, and all else without a scheme as a path, in which ``?``
-    and ``#`` are letters as others.
+    MLflow reads a text that begins with ``file:`` as an address, and any other without a scheme as a path, in which
+    ``?`` and ``#`` are ordinary letters.
     """
     try:
         place = urlsplit(address)

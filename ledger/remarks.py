@@ -25,7 +25,7 @@ def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
 
 
 def left_critic_out(artifact: StoredArtifact) -> str | None:
-    """Return a remark if not all advantages were the critic's, since it explained too little, else None."""
+    """Return a remark if not all advantages came from the critic, because it explained too little; else None."""
     weight = artifact.metrics.get("critic_weight_mean")
     if weight is None or weight == 1:
         return None
@@ -41,7 +41,7 @@ def unbalanced_labels(artifact: StoredArtifact) -> str | None:
 
 
 def remark_on(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:
-    """Return the remarks on a stage that apply, else None."""
+    """Return the remarks that apply to a stage; None if none applies."""
     remarks = (
         learned_nothing(artifact, inputs),
         compared_with_itself(inputs),

@@ -31,9 +31,9 @@ class OutboxLine:
     operation: Operation
     entry: RunEntry
     end: int
-    """Byte offset of the end of its line."""
+    """Byte offset of the end of the line."""
     is_chained: bool = False
-    """Whether it has the sha256 of earlier lines: this version wrote it, or a later one."""
+    """Whether the line has the sha256 of earlier lines: this version wrote it, or a later one."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Replay:
 
     lines: tuple[OutboxLine, ...]
     changed: str = ""
-    """Lines that are not those that were written; empty: all are, or an earlier version wrote them."""
+    """Lines that were changed after they were written; empty: none, or an earlier version wrote the outbox."""
     is_chained: bool = False
     """Whether lines contain the sha256 of earlier lines: this version wrote them, or a later one."""
 

@@ -64,14 +64,14 @@ class CopyStatus:
     refused: str | None
     """Reason why the artifact was not published, or its copy could not be replaced."""
     alias_stays: str | None = None
-    """Reason why its alias did not move although it was published with one."""
+    """Reason why the alias did not move although the artifact was published with one."""
 
 
 class Ledger:
     """The record of one run. Creating it is cheap: it uses neither MLflow nor the network."""
 
     def __init__(self, tracking_uri: str | None, workspace: Path, experiment: str) -> None:
-        """Open the ledger. ``tracking_uri`` None: ``MLFLOW_TRACKING_URI``, or else SQLite in the workspace."""
+        """Open the ledger; ``tracking_uri`` None means ``MLFLOW_TRACKING_URI``, or else SQLite in the workspace."""
         self.workspace = workspace.absolute()
         self.tracking_uri = tracking.address(tracking_uri, workspace)
         self.experiment = experiment
@@ -82,7 +82,7 @@ class Ledger:
         self._clock = SteadyClock()
         self._recording = threading.RLock()
         self.unwritten = ""
-        """Reason why the last records are not even on the disk, after ``close``; empty: they are."""
+        """After ``close``, the reason why the last records are not even on the disk; empty: they are."""
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +118,7 @@ class Ledger:
     ) -> None:
         """Record more operations of a run that has ended: it is not opened again, and keeps its outcome in MLflow.
 
-        ``outcome``: the run's, for one whose outbox is gone.
+        ``outcome``: outcome of a run whose outbox is gone.
         """
         self._read_outbox(run_id)
         if self._entry is None:
@@ -263,7 +263,7 @@ class Ledger:
         )
 
     def record_approval(self, approval: Approval) -> None:
-        """Record a person's answer to a question of the run; one that is recorded already changes nothing."""
+        """Record a person's answer to a question of the run; an answer that is recorded already changes nothing."""
         with self._recording:
             known = self._entry.approvals if self._entry else ()
             if approval not in known:
@@ -276,7 +276,8 @@ class Ledger:
             self._record(FinishRun(time=self._clock.now(), outcome=outcome, conclusion=conclusion))
 
     def log_report(self, file: Path) -> None:
-        """Record the report of the run: the file becomes an artifact of the run in MLflow, as it is when it is sent."""
+        """Record the report of the run: the file, as it is when it is sent, becomes an artifact of the run in
+        MLflow."""
         self._record(LogReport(time=self._clock.now(), file=str(file.absolute())), can_wait=True)
 
     def log_bill(self, stage: str, file: Path) -> None:
@@ -381,12 +382,12 @@ class Ledger:
         )
 
     def _time_after(self, newest: int | None) -> tuple[int, int | None]:
-        """Return the time, and the order of the last movement if a clock made it that was ahead; else None."""
+        """Return the time, and the order of the last movement if its clock was ahead of this one, else None."""
         now = self._clock.now()
         return now, newest if newest is not None and newest >= now else None
 
     def why_not_moved(self, registered_model: str, alias: str) -> str | None:
-        """Return why the last ``move_alias`` did not move it, once it was sent; None: it did."""
+        """Return why the last ``move_alias`` did not move the alias, once it was sent; None: it did."""
         return self._sender.moves.get((registered_model, alias))
 
     # Sending
@@ -403,14 +404,14 @@ class Ledger:
         return self._sender.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float = 60.0) -> bool:
-        """Send what was not tried yet and stop sending; returns whether MLflow has everything."""
+        """Send operations that were not tried yet, and stop sending; returns whether MLflow has everything."""
         self._write_rest()
         has_everything = self._sender.close(timeout_seconds)
         self._destinations.close(timeout_seconds)
         return has_everything and not self.unwritten
 
     def _write_rest(self) -> None:
-        """Write the last operations again if the disk took none: no later operation takes them along."""
+        """Write the last operations again if the disk refused them, since no later operation will do that."""
         if self._outbox is None:
             return
         try:
@@ -423,7 +424,7 @@ class Ledger:
             self._destinations.notify(self._outbox)
 
     def why_unsent(self) -> str:
-        """Return where the records were to go and why they are not there, after ``close`` has returned False."""
+        """Return the address of the server and why it lacks records, after ``close`` has returned False."""
         return self._sender.why_unsent()
 
     @property
@@ -438,11 +439,11 @@ class Ledger:
     def where(self, stage: str | None = None, *, artifact: str | None = None) -> str:
         """Return the address of the run's page, or the command that shows the workspace's own database.
 
-        ``artifact``: a file among the run's artifacts, in place of its overview.
+        ``artifact``: a file among the run's artifacts to show instead of the run's overview.
         """
         shown = tracking.without_password(self.tracking_uri)
         if not self.tracking_uri.startswith("http"):
-            # A login is not printed: the shell puts in the address that it has.
+            # A login is not printed: the shell inserts the address from its variable.
             is_variable = (
                 self.tracking_uri == os.environ.get("MLFLOW_TRACKING_URI") and shown != self.tracking_uri
             )

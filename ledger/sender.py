@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 15.0
 """Seconds to pause after a server did not answer, unless a flush is requested."""
 BUSY_SECONDS = 1.0
-"""Seconds to pause while another process sends the outbox, which is no outage: a run that begins sends those of all others."""
+"""Seconds to pause while another process sends the outbox. This is no outage: a run that begins sends all outboxes."""
 
 _CAUSE = re.compile(r"\[Errno -?\d+\] ([^)\"']+)")
 """Error of the operating system, at the end of a long message of the HTTP library."""
@@ -36,7 +36,7 @@ class Sender:
 
     def __init__(self, tracking_uri: str, workspace: Path) -> None:
         self.run_ids: dict[str | None, str] = {}
-        """Stage → MLflow's id of its run; None → that of the parent run."""
+        """Stage → MLflow's id of its run; None → id of the parent run."""
         self.pages: dict[str | None, str | None] = {}
         self.page_of_runs: str | None = None
         """Stage → its page within MLflow's site."""
@@ -45,7 +45,7 @@ class Sender:
         self.unpublished: dict[tuple[str, str], str] = {}
         """(Registered model, content digest) → why MLflow has no version of it."""
         self.moves: dict[tuple[str, str], str | None] = {}
-        """(Registered model, alias) → why a person's movement of it was not made; None: it was."""
+        """(Registered model, alias) → why a person's movement of the alias was not made; None: it was."""
         self._tracking_uri = tracking_uri
         self._workspace = workspace
         self._outbox: Outbox | None = None
@@ -63,7 +63,7 @@ class Sender:
     def notify(self, outbox: Outbox, *, can_wait: bool = False) -> None:
         """Note that the run's outbox has one more operation.
 
-        ``can_wait``: a server that did not answer the last attempt is not asked again for this alone when the run is closed.
+        ``can_wait``: if the server did not answer the last attempt, ``close`` does not try again for this alone.
         """
         with self._changed:
             self._outbox = outbox
@@ -101,7 +101,7 @@ class Sender:
             return self._flushes_tried >= wanted and self._sent == self._recorded and self._server is not None
 
     def close(self, timeout_seconds: float) -> bool:
-        """Send what was not tried yet and end the thread; returns whether MLflow has everything."""
+        """Send operations that were not tried yet, and end the thread; returns whether MLflow has everything."""
         with self._changed:
             tried = self._recorded in (self._sent, self._given_up_at)
             everything = self._recorded == self._sent

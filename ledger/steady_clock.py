@@ -30,6 +30,6 @@ class SteadyClock:
             return (self._start + self._passed()) // 1_000_000
 
     def follow(self, recorded: int) -> None:
-        """Go on from a recorded time if that is later, such as that of a process whose wall clock was ahead."""
+        """Go on from a recorded time if that is later, as after a process whose wall clock was ahead."""
         with self._lock:
             self._start = max(self._start, recorded * 1_000_000 - self._passed())

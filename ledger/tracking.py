@@ -1,4 +1,4 @@
-"""MLflow's address and environment; nothing here imports it."""
+"""MLflow's address and environment; nothing here imports MLflow."""
 
 import os
 from importlib.metadata import entry_points
@@ -13,7 +13,7 @@ DANGEROUS = (
     "MLFLOW_ALLOW_MODEL_CODE_EXECUTION",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION",
 )
-"""MLflow's switches that let it load pickles and run code; those that a version of MLflow does not know, it ignores."""
+"""MLflow's switches that let it load pickles and run code. MLflow ignores switches that its version does not know."""
 
 MLFLOW_ENVIRONMENT = {
     **dict.fromkeys(DANGEROUS, "false"),
@@ -43,10 +43,11 @@ def check_configured() -> None:
 def check_address(tracking_uri: str) -> None:
     """Refuse an address at which MLflow can keep nothing, before a run computes for hours and its records go nowhere.
 
-    Whether a server answers is no matter here: one that is down gets the records later.
+    It does not matter here whether a server answers: a server that is down gets the records later.
 
     Raises:
-        ValueError: MLflow keeps no runs there (folders, since 3.17), or it is no address; the message contains a valid one.
+        ValueError: MLflow keeps no runs there (folders, since 3.17), or it is no address; the message contains a valid
+            one.
     """
     scheme = _scheme_of(tracking_uri)
     shown = f"MLFLOW_TRACKING_URI={safe_text(tracking_uri)!r}"
@@ -120,7 +121,7 @@ def set_up_client() -> None:
 
 
 def is_missing_database(tracking_uri: str) -> bool:
-    """Return whether it is a SQLite file that does not exist, which MLflow would create."""
+    """Return whether the address is a SQLite file that does not exist, which MLflow would create."""
     parts = urlsplit(tracking_uri)
     return parts.scheme.startswith("sqlite") and not Path(unquote(parts.path)[1:]).is_file()
 

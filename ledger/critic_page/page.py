@@ -18,7 +18,7 @@ INTRODUCTION = (
 def critic_page(
     title: str, pretrained: Sequence[PretrainedCritic], drifts: Sequence[CriticDrift] = ()
 ) -> str:
-    """Return the page of some critics: what to do, plots, tables."""
+    """Return the page about critics: advice, plots and tables."""
     parts = [part for critic in pretrained for part in _of_pretrained(critic)]
     parts += [part for drift in drifts for part in _of_drift(drift)]
     return page(title, "\n".join([f"<p>{INTRODUCTION}</p>", *parts]))

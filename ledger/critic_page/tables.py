@@ -212,7 +212,7 @@ def _worst_prompts(diagnosis: CriticDiagnosis) -> Table:
 
 
 def _thinned(points: Sequence[DriftPoint]) -> Iterable[DriftPoint]:
-    """Return at most ``most`` points, including the first and the last."""
+    """Return at most ``_MOST_ITERATIONS`` points, including the first and the last."""
     if len(points) <= _MOST_ITERATIONS:
         return points
     last = len(points) - 1
@@ -225,7 +225,7 @@ def _interval(estimate: Estimated, shown: Callable[[float], str] = number) -> st
 
 
 def _correlation(bound: float) -> str:
-    """Return a bound of an interval that few prompts may draw beyond what there is."""
+    """Return the bound of a correlation's interval in words, cut to −1 … 1, beyond which few prompts may move it."""
     return share(min(max(bound, -1.0), 1.0))
 
 

@@ -1,7 +1,7 @@
 """A background thread that sends the outboxes of a workspace to the destinations beside MLflow.
 
-A destination that does not answer delays its own records and nothing else. What it has not received is sent later: by this run,
-or by the next one of the workspace.
+A destination that does not answer delays its own records and nothing else. Records that it has not received are sent
+later, by this run or by the next run of the workspace.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Destinations:
                 self._thread.start()
 
     def close(self, timeout_seconds: float) -> None:
-        """Send what was not tried yet, for at most this time, and end the thread."""
+        """Send operations that were not tried yet, for at most this time, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -91,7 +91,7 @@ class _Sender:
         self._warned = False
 
     def send(self, outbox: Outbox | None, *, is_last: bool) -> None:
-        """Send what is there, earlier runs first. Never raises: no destination may stop a run."""
+        """Send all operations, those of earlier runs first. Never raises: no destination may stop a run."""
         if time.monotonic() < self._retry_at and not is_last:
             return
         try:
@@ -120,7 +120,7 @@ def send_earlier_runs(place: Destination, runs: Path, *, skip: Outbox | None) ->
             try:
                 Delivery(place, Outbox(folder)).send()
             except (ValueError, PermissionError) as error:
-                # it is damaged, or another user's: the others are still sent
+                # this outbox is damaged, or another user's: the others are still sent
                 reason = safe_text(without_secrets(str(error)))[:300]
                 log.warning("%s cannot be sent to %s (%s)", folder, place.name, reason)
 
@@ -174,7 +174,7 @@ class Delivery:
         replace_file(self._path, ends, private=True)
 
     def _all_sent(self) -> dict[str, int]:
-        """Return address → offset; empty if the file cannot be read: what is sent again changes nothing."""
+        """Return address → offset; empty if the file cannot be read: operations that are sent again change nothing."""
         try:
             return _ENDS.validate_json(self._path.read_bytes())
         except (OSError, ValueError):

@@ -14,8 +14,8 @@ class RunCopy(Protocol):
 
         Args:
             entry: the run after the operation.
-            operation: applied again after a kill between writing it and noting that, which must change nothing.
-            is_sent: whether it was noted as written; it is passed so that the copy knows the operations before the next.
+            operation: may come again after a kill between writing and noting it; that must change nothing.
+            is_sent: whether it was noted as written, and only shows the copy what precedes the next operation.
         """
 
 
@@ -24,11 +24,11 @@ class Destination(Protocol):
 
     @property
     def name(self) -> str:
-        """Its kind, which is part of file names: ``tensorboard``."""
+        """Kind of the destination, which is part of file names: ``tensorboard``."""
 
     @property
     def address(self) -> str:
-        """Its address, without a login."""
+        """Address of the destination, without a login."""
 
     def copy_of(self, opening: OpenRun) -> RunCopy:
         """Return the copy of the run that this operation opens."""

@@ -1,8 +1,8 @@
 """Events of OpenLineage about a run: a pure function of its operations, with the same ids and times whenever they are sent.
 
-A run of OpenLineage starts once and ends once, so each time that a Vantage run is opened, and each attempt at a stage, is one. An
-attempt whose process died is aborted when the run is opened again. Datasets are named by their content digest. Recipes,
-parameters and sources, which may hold what is not to be shared, are no part of an event.
+A run of OpenLineage starts once and ends once, so each opening of a Vantage run is one, and so is each attempt at a
+stage. An attempt whose process died is aborted when the run is opened again. Datasets are named by their content
+digest. Events contain no recipes, parameters or sources, since these may hold confidential values.
 """
 
 from collections import Counter
@@ -70,14 +70,14 @@ class LineageEvents:
     """The events of one run, operation by operation."""
 
     def __init__(self, opening: OpenRun, *, namespace: str) -> None:
-        """Begin the events of a run. ``namespace`` is that of the jobs."""
+        """Begin the events of a run; ``namespace`` is the namespace of the jobs."""
         self._run_id = opening.run_id
         self._recipe = opening.name
         self._namespace = namespace
         self._counts: Counter[str | None] = Counter()
-        """Stage → how many attempts have begun; None: how often the run was opened."""
+        """Stage → number of attempts that have begun; None → number of times that the run was opened."""
         self._running: dict[str | None, str] = {}
-        """Stage → id of the attempt that has started and not ended; None: of the run."""
+        """Stage → id of the attempt that has started and not ended; None → id of the opening of the run."""
 
     def after(self, entry: RunEntry, operation: Operation) -> list[RunEvent]:
         """Return the events of an operation; ``entry`` is the run after it. Every operation is passed once, in order."""
@@ -109,7 +109,7 @@ class LineageEvents:
             case RecordReuse():
                 return self._reused(operation)
             case FinishRun():
-                if None not in self._running:  # `vantage publish` ends it again
+                if None not in self._running:  # `vantage publish` ends the run again
                     return []
                 left = [stage for stage in self._running if stage is not None]
                 ended = [self._end(stage, operation.time, RunState.ABORT) for stage in sorted(left)]

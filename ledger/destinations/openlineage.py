@@ -20,10 +20,10 @@ class LineageServer:
     def __init__(self, url: str, *, endpoint: str, api_key: str | None, namespace: str) -> None:
         """
         Args:
-            url: of the server.
+            url: address of the server.
             endpoint: path of its API.
-            api_key: login; None: it asks for none.
-            namespace: that of the jobs.
+            api_key: login; None: the server asks for none.
+            namespace: namespace of the jobs.
         """
         self._url = url
         self._namespace = namespace

@@ -31,7 +31,7 @@ class EventFiles:
 
     @property
     def address(self) -> str:
-        """The folder."""
+        """Path of the folder."""
         return str(self._folder)
 
     def copy_of(self, opening: OpenRun) -> "RunEvents":
@@ -43,7 +43,7 @@ class RunEvents:
     """The event files of one run: one for each stage, and one for the metrics that compare runs."""
 
     def __init__(self, folder: Path, *, began: int) -> None:
-        """Open the folder. ``began``: when the run was first opened, in milliseconds since 1970; part of the files'
+        """Open the folder; ``began``: time of the run's first opening (milliseconds since 1970), which is part of file
         names.
         """
         self._folder = folder
@@ -85,7 +85,7 @@ class RunEvents:
 
 
 class _EventFile:
-    """One event file, written from its beginning; what is there already is compared and kept."""
+    """One event file, written from its beginning; bytes that are there already are compared and kept."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

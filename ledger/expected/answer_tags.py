@@ -8,7 +8,7 @@ ANSWER, ALIAS = "vantage.approval", "vantage.alias."
 
 
 def answer_tags(answer: Approval) -> dict[str, str]:
-    """Return an answer in words, and whole as JSON."""
+    """Return tags with an answer: in words, and all of it as JSON."""
     name, subject = ANSWER, answer.question.subject
     if subject.startswith(PUBLISH_PREFIX):  # MLflow's names have neither ":" nor "@"
         name += f".publish.{subject.removeprefix(PUBLISH_PREFIX).replace('@', '.')}"
@@ -18,7 +18,7 @@ def answer_tags(answer: Approval) -> dict[str, str]:
 
 
 def alias_tags(operation: MoveAlias) -> dict[str, str]:
-    """Return tags with the movement of an alias: from where to where, by whom and why."""
+    """Return tags with the movement of an alias: both versions, the person and the reason."""
     name = f"{ALIAS}{operation.registered_model}.{operation.alias}"
     from_version = operation.from_version or "none"
     return {name: f"version {from_version} → {operation.to_version}, by {operation.by}: {operation.reason}"}

@@ -13,7 +13,7 @@ _DATASET_DIGEST_LENGTH = 36  # MLflow's limit
 _INPUT_TAG_LENGTH = 500  # MLflow's limit
 
 ROLE = "vantage.role"
-"""Tag of a dataset: the role in which the stage reads it. MLflow has one role of a dataset that is read in two."""
+"""Tag of a dataset: the role in which the stage reads it. Of a dataset that is read in two roles, MLflow has one."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class ExpectedDataset:
     """A dataset among the inputs of one of MLflow's runs."""
 
     digest: str
-    """Content digest, or that of the source file; MLflow's own field contains 36 characters of it."""
+    """Content digest, or the digest of the source file; MLflow's own field contains 36 characters of it."""
     fields: Mapping[str, str]
     """MLflow's own fields: name, digest, source, profile."""
     tags: Mapping[str, str]
     is_source: bool
-    """Whether it is the file that a dataset was prepared from; a run that an earlier version recorded has none."""
+    """Whether this is the file that a dataset was prepared from; runs of earlier versions record none."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def datasets_read(entry: RunEntry, stage: StageEntry) -> Iterator[ExpectedDatase
 
 
 def measured_dataset(stage: StageEntry) -> tuple[str, str] | None:
-    """Return (name, digest) in MLflow of the dataset by whose held-out rows the stage measures; None: it reads none, or several."""
+    """Return (name, digest) in MLflow of the dataset with the held-out rows of the stage; None: it reads none or
+    several."""
     roles = {role: given for role, given in stage.inputs.items() if isinstance(given.artifact, Dataset)}
     chosen = (
         roles.get("prompts") or roles.get("data") or (next(iter(roles.values())) if len(roles) == 1 else None)
@@ -87,7 +88,7 @@ def _model_name(stage: str) -> str:
 
 
 def _dataset(role: str, given: Input, kind: str, source_sha256: str | None) -> ExpectedDataset:
-    """Return the dataset with our whole digest and that of its source in its tags."""
+    """Return the dataset, with our whole digest and the digest of its source in its tags."""
     digest = given.artifact.digest
     context = "evaluation" if kind == "evaluation" else "training"
     tags = {"mlflow.data.context": context, ROLE: role, "vantage.digest": digest}

@@ -84,7 +84,7 @@ class ShownArtifact:
     dataset: tuple[str, str] | None
     """(Name, digest) in MLflow of the dataset on which the rows were measured."""
     is_reused: bool
-    """Whether the run found it in the store. If MLflow knows a run that made it, that run shows it instead."""
+    """Whether the run found the artifact in the store. If MLflow knows the run that made it, that run shows it."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Closing:
     reason: str
     time: int
     is_own: bool
-    """Whether it is the run of this outbox; its parent run goes on."""
+    """Whether this is the run of this outbox; its parent run goes on."""
 
 
 @dataclass(frozen=True)
@@ -331,8 +331,8 @@ def _shown(entry: RunEntry, name: str, artifact: Artifact, *, is_reused: bool) -
 
 def _in_parent(entry: RunEntry, name: str, artifact: Artifact) -> Iterator[RunChange]:
     """Yield a stage's headline metrics in the parent run, as ``stage.metric``, by which MLflow's list compares runs."""
-    kind = KINDS.get(entry.stages[name].kind)  # None: of a later version, or edited
-    if kind is not None and kind.is_implicit:  # these numbers measure no run's quality
+    kind = KINDS.get(entry.stages[name].kind)  # None: a later version wrote the kind, or it was edited
+    if kind is not None and kind.is_implicit:  # the numbers of implicit steps measure no run's quality
         return
     made = _made(entry, name)
     rows = (

@@ -41,11 +41,12 @@ class ExpectedRun:
     datasets: dict[str, dict[str, str]] = field(default_factory=dict)
     """Content digest → tags of the dataset's input."""
     optional_datasets: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Tags of a source file's input, if an earlier version sent the run: one that was older still has sent none."""
+    """Tags of a source file's input, for a run that an earlier version sent: still older versions sent no such
+    input."""
     dataset_fields: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """Content digest → MLflow's own fields of the dataset, one entry for each step that made it."""
     model: ExpectedModel | None = None
-    """The logged model, if the artifact is one."""
+    """The logged model of the artifact; None: the artifact is no model."""
     optional_tags: dict[str, str] = field(default_factory=dict)
     """Tags of a reused stage that are there only if the server did not know who had made the artifact."""
     optional_rows: set[Row] = field(default_factory=set)
@@ -55,9 +56,9 @@ class ExpectedRun:
     ended: int | None = None
     """Time of the end; None: the run is still running."""
     interrupted: str | None = None
-    """Reason why it was closed before it had ended; another run may have closed it first, with another reason."""
+    """Reason why the run was closed before its end; another run may have closed it first, with another reason."""
     files: set[str] = field(default_factory=set)
-    """Names of files among its artifacts; a file that was removed before it was sent is not included."""
+    """Names of files among the run's artifacts; a file that was removed before it was sent is not included."""
 
 
 def expected_runs(lines: Iterable[OutboxLine]) -> dict[str | None, ExpectedRun]:
@@ -107,7 +108,7 @@ class _Expected:
                 self._run(change.operation.stage, change.operation.time)
             case FileChange():
                 self._run(change.stage, change.time).files.add(change.name)
-            case _:  # pages are not compared, and another run has its own outbox
+            case _:  # pages are not compared here, and another run has its own outbox
                 pass
 
     def _run(self, stage: str | None, time: int) -> ExpectedRun:

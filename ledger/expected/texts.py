@@ -36,7 +36,7 @@ def fit_tag(text: str) -> str:
 
 
 def fit_description(text: str) -> str:
-    """Return the description of a model's version: MLflow's column is shorter, and PostgreSQL refuses what is longer."""
+    """Return the description of a model's version: MLflow's column is shorter, and PostgreSQL refuses longer texts."""
     return _fit(text, DESCRIPTION_LENGTH)
 
 

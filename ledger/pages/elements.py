@@ -9,7 +9,7 @@ from vantage.ledger.pages.svg_plots import Plot
 from vantage.schemas.safe_text import safe_text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-"""Content-Security-Policy: the page runs no script and asks nothing of any network."""
+"""Content-Security-Policy: the page runs no script and loads nothing from a network."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Table:
 
 
 def safe(text: str) -> str:
-    """Return the text as HTML, without secrets and control characters; also for the value of an attribute in double quotes."""
+    """Return the text as HTML, without secrets and control characters; it also fits an attribute in double quotes."""
     return escape(safe_text(text), quote=False).replace('"', "&quot;")
 
 

@@ -1,6 +1,6 @@
 """The style sheet of all pages, light and dark.
 
-Text has a contrast of at least 4.5:1 with what is behind it; tests compute it from these colours.
+Text has a contrast of at least 4.5:1 with its background; tests compute it from these colours.
 """
 
 LIGHT = {
@@ -31,7 +31,7 @@ DARK = {
     "two": "#f09a55",
     "other": "#919ba7",
 }
-"""Name → colour. ``one`` and ``two`` are the series of a plot: of two models, the candidate and the baseline."""
+"""Name → colour. ``one`` and ``two`` are the series of a plot, such as candidate and baseline."""
 
 
 def _colours(of: dict[str, str]) -> str:

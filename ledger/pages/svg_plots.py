@@ -29,9 +29,9 @@ _COLOURS = {
     ),
 }
 SIZE = (4.4, 3.0)
-"""Width in inches, the largest that a phone shows without shrinking."""
+"""Width and height in inches; the width is the largest that a phone shows without shrinking."""
 LOW = (4.4, 2.4)
-"""Height in inches, smaller, for one of many plots."""
+"""Width and a smaller height in inches, for one of many plots."""
 _MARGINS = {"left": 0.15, "right": 0.97, "top": 0.93, "bottom": 0.2}
 
 
@@ -51,14 +51,14 @@ def svg(
 
     Args:
         draw: draws into the axes.
-        label: what is seen, for those who do not see it; another one for each plot of a page, since the names of the
-            drawing's parts are made of it.
+        label: description for readers who do not see the plot; each plot of a page needs its own, since the names of
+        the drawing's parts are made of it.
         fitted: find margins in which all text fits, which doubles the time (0.1 s).
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    # The settings are the process's own for a moment; another thread's plot would at worst have this text colour.
+    # These settings hold for the whole process; another thread's plot would at worst get this text colour.
     style: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": label,
@@ -84,7 +84,7 @@ def svg(
 
 
 def _element(drawn: str, label: str) -> str:
-    """Return only the element, with the page's colours and a label, and without anything that reaches beyond it."""
+    """Return only the element, with the page's colours and a label, and without references to anything outside it."""
     for stands, colour in _COLOURS.items():
         drawn = drawn.replace(stands, colour)
     element = drawn[drawn.index("<svg") :]

@@ -1,1 +1,1 @@
-"""Sends the outbox to MLflow; the only package that imports it, which takes about a second."""
+"""Send the outbox to MLflow. Only this package imports MLflow, which takes about a second."""

@@ -23,7 +23,7 @@ class Movement(NamedTuple):
 
     version: str
     time: int
-    """Milliseconds since 1970; by it, movements are ordered."""
+    """Milliseconds since 1970; movements are ordered by this time."""
     run_id: str
     """The Vantage run whose ledger contains the movement."""
     by: str

@@ -19,11 +19,11 @@ class MlflowRun:
     """Metric → the value that MLflow shows, which it stores apart from the rows."""
     datasets: "tuple[DatasetInput, ...]"
     models: tuple[str, ...]
-    """Ids of the logged models that it made."""
+    """Ids of the logged models that the run made."""
     read_models: tuple[str, ...] = ()
-    """Ids of the logged models that it read."""
+    """Ids of the logged models that the run read."""
     named_by: tuple[str, ...] = ()
-    """Ids of the logged models of its experiment that name it as the run which made them."""
+    """Ids of the logged models of the experiment that name this run as the one that made them."""
     status: str = ""
     started: int | None = None
     """Start in milliseconds since 1970."""
@@ -57,7 +57,7 @@ class ModelRow(NamedTuple):
     run_id: str
     """Id of MLflow's run that measured it."""
     dataset: tuple[str, str]
-    """(Name, digest) of the dataset that it was measured on; empty: none is named."""
+    """(Name, digest) of the dataset that the metric was measured on; empty: none is named."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class MlflowVersion:
     model_tags: Mapping[str, str]
     """The tags of its logged model."""
     source: str = ""
-    """The location that MLflow shows; it need not be the one that is loaded."""
+    """The location that MLflow shows; MLflow may load the version from another one."""
     model_location: str | None = None
     """The address from which MLflow loads its logged model; None: it has none."""
     run_id: str = ""

@@ -58,7 +58,7 @@ class AuditedServer:
     """One MLflow server or database; use it in a ``with`` block.
 
     Raises:
-        Unanswered: of every method, and from then on.
+        Unanswered: by any method; then by all later calls too.
     """
 
     def __init__(self, tracking_uri: str, *, workspace: Path) -> None:
@@ -206,7 +206,7 @@ class AuditedServer:
 
     @contextmanager
     def files_at(self, location: str, *, digest: str) -> Iterator[Path]:
-        """Yield the folder with the files of an address; a server's are downloaded while the block runs.
+        """Yield the folder with the files of an address; files on a server are downloaded for the time of the block.
 
         Raises:
             UnboundedFiles: there is more than was published under the digest.
@@ -322,7 +322,7 @@ class AuditedServer:
         return self._listed[name]
 
     def _aliased(self, client: MlflowClient, name: str, alias: str, listed: Mapping[str, Any]) -> Any:
-        """Return the version that an alias points to, of those that are listed or else as MLflow answers."""
+        """Return the version that an alias points to, from the listed ones if possible, else from MLflow."""
         aliases, _ = self._registered_model(client, name)
         number = "" if alias.lower() == _NEWEST else aliases.get(alias, "")
         return listed.get(number) or client.get_model_version_by_alias(name, alias)
@@ -383,7 +383,7 @@ class AuditedServer:
             raise Unanswered(self._why_not) from error
 
     def _connect(self) -> MlflowClient:
-        for name in ("alembic", "mlflow"):  # errors come as exceptions, and are reported once
+        for name in ("alembic", "mlflow"):  # their errors also come as exceptions, and are reported once
             logging.getLogger(name).setLevel(logging.CRITICAL)
         if is_missing_database(self._address):
             raise Unanswered(f"there is no MLflow database at {self.address}")
@@ -401,7 +401,7 @@ class AuditedServer:
         return client
 
     def _active_run(self, client: MlflowClient, mlflow_run_id: str) -> entities.Run | None:
-        """Return one of MLflow's runs, which is asked for once; None: there is none, or it is deleted."""
+        """Return one of MLflow's runs, asking MLflow once; None: there is none, or it is deleted."""
         if mlflow_run_id not in self._found:
             try:
                 run = client.get_run(mlflow_run_id)
@@ -434,7 +434,7 @@ def _model(client: MlflowClient, model_id: str) -> entities.LoggedModel | None:
 
 
 def _found(address: Callable[[], str]) -> str:
-    """Return an address; empty: it leads to a model that MLflow does not have."""
+    """Return the address; empty if it leads to a model that MLflow does not have."""
     try:
         return address()
     except MlflowException as error:
@@ -445,7 +445,7 @@ def _found(address: Callable[[], str]) -> str:
 
 def _models_naming(client: MlflowClient, run: entities.Run) -> tuple[str, ...]:
     """Return the ids of the logged models that name a run as their maker."""
-    if not _RUN_ID.fullmatch(text(run.info.run_id)):  # edited, and not fit for a question
+    if not _RUN_ID.fullmatch(text(run.info.run_id)):  # edited; MLflow could refuse the question
         return ()
     found: list[str] = []
     token: str | None = None
@@ -467,7 +467,7 @@ def _model_row(point: Any) -> ModelRow:
 
 
 def _registered(client: MlflowClient, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return alias → version, and the tags, of a registered model: what is searched for comes without them."""
+    """Return alias → version, and the tags, of a registered model. Results of a search contain neither."""
     try:
         found = client.get_registered_model(name)
     except MlflowException as error:

@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def log_critic_page(client: MlflowClient, run_id: str, stage: StageEntry) -> None:
-    """Log the page of a value stage's critic, or of the course of a policy stage's; idempotent.
+    """Log the page of a pretrained critic, or of a critic's course during a policy stage; idempotent.
 
-    The first is made from a file of the artifact, the second from the curves that MLflow has of the run. Nothing is logged
-    where there are none.
+    The first is made from a file of the artifact, the second from the run's curves in MLflow. Without these, nothing
+    is logged.
     """
     if stage.kind == "value_pretraining" and (critic := _pretrained(stage)) is not None:
         page = critic_page(f"Critic of {stage.name}", [critic])
@@ -49,14 +49,14 @@ def _pretrained(stage: StageEntry) -> PretrainedCritic | None:
         return None
     try:
         diagnosis = CriticDiagnosis.model_validate_json(file.read_bytes())
-    except ValidationError as error:  # another version wrote it; the ledger has its numbers nevertheless
+    except ValidationError as error:  # another version wrote the file; the ledger still has the metrics
         log.warning("%s cannot be read, so there is no page about it (%s)", file, type(error).__name__)
         return None
     return PretrainedCritic(step=stage.name, diagnosis=diagnosis)
 
 
 def _drift(client: MlflowClient, run_id: str, step: str) -> CriticDrift | None:
-    """Return the course by MLflow's own curves; None for a policy without a critic."""
+    """Return the critic's course from MLflow's own curves; None for a policy without a critic."""
     curves: dict[int, dict[str, float]] = {}
     names: set[str] = set()
     for name in DRIFT_CURVES:

@@ -1,4 +1,4 @@
-"""Sends one outbox to one server: in order, one process at a time, from the last sent operation."""
+"""Send one outbox to one server: in order, one process at a time, from the last sent operation."""
 
 import logging
 from pathlib import Path
@@ -28,7 +28,7 @@ def send_earlier_runs(server: Server, runs: Path, *, skip: Outbox | None) -> Non
         except (
             ValueError,
             OSError,
-        ) as error:  # damaged, or another user's: the others are still sent
+        ) as error:  # this outbox is damaged, or another user's: the others are still sent
             log.warning(
                 "%s cannot be sent (%s); its run is missing in MLflow", folder, without_secrets(str(error))
             )
@@ -77,7 +77,7 @@ class Delivery:
 
     def _send_rest(self, writer: RunWriter, *, already_sent: int) -> None:
         if already_sent > self._end:
-            writer.forget()  # another process has sent since, and may have created what we cached as missing
+            writer.forget()  # another process has sent since, and may have created runs that we cached as missing
         for end, line in self._outbox.read(self._end):
             operation = from_json(line)
             self._entry = apply_operation(self._entry, operation)

@@ -1,7 +1,7 @@
 """The list of a recipe's runs in MLflow: which columns it shows, and its address.
 
-MLflow keeps a shared view of a list in a tag of the experiment, and an address names the tag. No page of MLflow is changed
-for anybody who opens the list by other means.
+MLflow keeps a shared view of a list in a tag of the experiment, and an address names the tag. MLflow's pages stay the
+same for anybody who opens the list without this address.
 """
 
 import json
@@ -24,7 +24,7 @@ def page_of_runs(experiment_id: str) -> str:
 
 
 def write_view(client: MlflowClient, experiment: entities.Experiment, metrics: Sequence[str]) -> None:
-    """Have the list show the recipe's runs without their stages: verdict, what was published, headline metrics, time and user."""
+    """Make the list show the recipe's runs without stages: verdict, publications, headline metrics, time and user."""
     view = view_of(metrics)
     if len(view) <= _LONGEST and experiment.tags.get(_TAG) != view:
         client.set_experiment_tag(experiment.experiment_id, _TAG, view)

@@ -22,7 +22,7 @@ def record_model(
         [experiment_id],
         filter_string=f"source_run_id = '{run_id}' AND tags.`vantage.digest` = '{digest}'",
     )
-    if found:  # by a process that was killed before it had sent all, or a stage was extended and kept the same weights
+    if found:  # made before the process was killed, or a stage was extended and kept its weights
         model = found[0]
         client.set_logged_model_tags(model.model_id, {**expected.tags, NOTE: fit_tag(note)})
         outputs = client.get_run(run_id).outputs
@@ -51,6 +51,6 @@ def record_model(
 
 
 def model_in(location: str) -> str | None:
-    """Return the id in the address of a logged model's files; a run that made an equal artifact has its own logged model."""
+    """Return the id in the address of a logged model's files; each run that made an equal artifact has its own."""
     found = re.search(r"/(m-[0-9a-f]{32})/", location)
     return found[1] if found else None

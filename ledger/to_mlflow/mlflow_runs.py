@@ -20,7 +20,7 @@ class Runs:
 
     @property
     def ids(self) -> Mapping[str | None, str]:
-        """Stage → MLflow's id of its run; None → that of the parent run."""
+        """Stage → MLflow's id of its run; None → id of the parent run."""
         if self._ids is None:
             runs = list(search(self._client, [self._experiment_id], "vantage.run_id", self._opening.run_id))
             self._ids = {run.data.tags.get("vantage.stage"): run.info.run_id for run in reversed(runs)}
@@ -78,7 +78,7 @@ def close_running(
     reason: str,
     time: int,
 ) -> None:
-    """Set MLflow runs that a dead process left RUNNING to KILLED, except the MLflow run ``skip``."""
+    """Set the MLflow runs that a dead process left RUNNING to KILLED, except the MLflow run ``skip``."""
     for run in list(search(client, experiments, "vantage.run_id", our_run_id)):
         if run.info.status == "RUNNING" and run.info.run_id != skip:
             client.set_tag(run.info.run_id, "vantage.interrupted", reason)

@@ -120,7 +120,7 @@ def describe(
     weights: str = WEIGHTS,
     params: Mapping[str, bool | int | float] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of the folder's ``MLmodel``, except what depends on when and where it is written; see
+    """Return the content of the folder's ``MLmodel``, without fields that depend on when and where it is written; see
     ``write_description``."""
     flavors = (
         _adapter_flavors(folder, weights=weights)
@@ -188,7 +188,7 @@ def _pipeline_flavors(
 
 
 def _adapter_flavors(folder: Path, *, weights: str) -> dict[str, Any]:
-    """Return no flavor that MLflow knows, so that it refuses to load instead of loading something else."""
+    """Return a flavor that MLflow does not know, so that it refuses to load adapters, and loads nothing else."""
     base = json.loads((folder / "base.json").read_text(encoding="utf-8"))["base"]
     return {
         "vantage_adapters": {"path": weights, "base_digest": base, "peft_version": _public_version("peft")}

@@ -47,7 +47,7 @@ class Producers:
         self._found[artifact_key(artifact)] = producer
 
     def find(self, artifact: Artifact) -> Producer | None:
-        """Return the earliest run that made the artifact under its stage key; this run if it made it.
+        """Return this run if it made the artifact under its stage key, else the earliest run that did; None: none did.
 
         The digest alone is not enough: two stages may make equal artifacts, for example a policy that learned nothing
         and the model that it started from.

@@ -23,7 +23,7 @@ _PARENT = "vantage.parent."
 _PUBLISHED_TAGS = {"vantage.digest", "vantage.stage", "vantage.stage_key", "vantage.run_id"}
 """Tags of each version that a run has published."""
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
-"""Version numbers; larger ones are out of the range of MLflow's databases, which then fail."""
+"""Version numbers; MLflow's databases fail on larger ones, which are out of their range."""
 _QUOTES = frozenset("'\"`\\")
 
 

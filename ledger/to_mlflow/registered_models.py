@@ -55,7 +55,7 @@ def publish(
     The copy of an existing version is compared with the manifest, and replaced if it differs.
 
     Args:
-        tracking_uri: of the client.
+        tracking_uri: address that the client uses.
         note: version → the text of its page; None: unchanged.
         facts: gates and evaluation, as tags of the version.
         note_move: called before the alias moves to another version.
@@ -101,7 +101,7 @@ def publish(
 
 
 def _one_address(client: MlflowClient, version: ModelVersion, model_id: str) -> str:
-    """Return the address from which MLflow loads a version. PublishingError: its rows name several."""
+    """Return the address from which MLflow loads a version; raises PublishingError if MLflow's tables name several."""
     location = address_of_version(client, version.name, str(version.version))
     named = {
         "its source": str(version.source),
@@ -125,8 +125,8 @@ def _versions_of(client: MlflowClient, name: str, digest: str) -> list[ModelVers
 def _only_version(client: MlflowClient, name: str, digest: str, created: int) -> int:
     """Return the first version of these weights; a later one that this process has just created is deleted.
 
-    Publishing holds the artifact's lock, but other workspaces have locks of their own, and what waited in an outbox is
-    sent without one. MLflow numbers versions in the order of their creation, so all who look now agree on the first.
+    Publishing holds the artifact's lock, but other workspaces have locks of their own, and operations that waited in an
+    outbox are sent without one. MLflow numbers versions in the order of their creation, so all agree on the first.
     """
     found = _versions_of(client, name, digest)
     _delete_left_over(client, found[1:])
@@ -134,10 +134,10 @@ def _only_version(client: MlflowClient, name: str, digest: str, created: int) ->
 
 
 def _delete_left_over(client: MlflowClient, versions: Sequence[ModelVersion]) -> None:
-    """Delete second versions of weights that have just been created, and those that a kill has left.
+    """Delete second versions of the same weights, which were created just now or left by a killed process.
 
-    Such a version has our tags alone: neither a text nor an alias, which only the first version is given. One that
-    somebody uses is kept, and an audit names it.
+    Such a version has our tags alone, and neither a text nor an alias, which only the first version gets. A version
+    that somebody uses is kept, and an audit names it.
     """
     if not versions:
         return
@@ -202,7 +202,7 @@ def _copy_files(
 def _create_version(
     client: MlflowClient, operation: Publish, producer: Producer, model_id: str, tags: dict[str, str]
 ) -> int:
-    """Create the version, after its files were copied; if the process is killed before this, they are copied again."""
+    """Create the version after its files were copied; if the process is killed before, the files are copied again."""
     model = client.get_logged_model(model_id)
     if EXTERNAL in model.tags:
         client.delete_logged_model_tag(model_id, EXTERNAL)
@@ -234,12 +234,12 @@ def _unlink_version(client: MlflowClient, model_id: str, name: str, version: int
 
 
 def _without(linked: list[dict[str, Any]], name: str, version: int) -> list[dict[str, Any]]:
-    """Return the links to other versions. A server links a version too, with the number as text."""
+    """Return the links to other versions. A server also links a version itself, with the number as text."""
     return [each for each in linked if (each["name"], str(each["version"])) != (name, str(version))]
 
 
 def _linked_versions(tag: str) -> list[dict[str, Any]]:
-    """Return the versions in MLflow's tag; what somebody has written there by hand, and is none, is left out."""
+    """Return the versions in MLflow's tag, without entries that somebody wrote by hand and that are no versions."""
     try:
         found = json.loads(tag)
     except (ValueError, RecursionError):

@@ -68,14 +68,14 @@ class RunWriter:
         self._producers = Producers(server, run_id=self._run_id)
         self._note_is_stale = False
         self._notes: dict[str, str] = {}
-        """MLflow's id of a run or a model → the text of its page, where this process has written it."""
+        """MLflow's id of a run or a model → the text of its page, if this process has written it."""
         self.runs = Runs(self._client, self._experiment.experiment_id, opening)
         self.published: dict[tuple[str, str], Published] = {}
-        """(Registered model, content digest) → its version, if it was published here."""
+        """(Registered model, content digest) → its version, if this process has published it."""
         self.unpublished: dict[tuple[str, str], str] = {}
         """(Registered model, content digest) → why it was refused."""
         self.moves: dict[tuple[str, str], str | None] = {}
-        """(Registered model, alias) → why a person's movement of it was not made; None: it was."""
+        """(Registered model, alias) → why a person's movement of the alias was not made; None: it was."""
 
     @property
     def destination(self) -> str:
@@ -161,7 +161,7 @@ class RunWriter:
         if change.has_page and change.stage is not None:
             self._write_stage(entry, change.stage, tags, params=change.params, metrics=metrics)
         else:
-            if change.has_page:  # the parent's page now, since no later operation may come
+            if change.has_page:  # the parent's page is written now, since no later operation may come
                 tags[NOTE] = self._run_note(entry)
             if tags or change.params or metrics:
                 write(self._client, run_id, params=change.params, tags=tags, metrics=metrics)
@@ -224,7 +224,7 @@ class RunWriter:
         self.unpublished.pop((name, digest), None)
 
     def _list_publication(self, operation: Publish, text: str) -> None:
-        """Show what was published in the parent run too, which MLflow's list contains; the newest of each registered model."""
+        """Show the newest publication of each registered model in the parent run too, which MLflow's list contains."""
         parent = self.runs.run_of(None, operation.time)
         known = self._client.get_run(parent).data.tags.get(PUBLISHED, "").split(_BETWEEN)
         name = operation.registered_model
@@ -256,7 +256,7 @@ class RunWriter:
         run_id = self.runs.run_of(change.stage, change.time)
         try:
             content = Path(change.path).read_bytes()
-        except OSError:  # the file was removed since, or lies on another machine
+        except OSError:  # the file was removed since, or is on another machine
             log.warning("%s is not there any longer, so MLflow has no %s", change.path, change.described)
             return
         self._client.log_text(run_id, content.decode(), change.name)

@@ -43,7 +43,7 @@ def log_samples(client: MlflowClient, run_id: str, stage: StageEntry) -> None:
 
 
 def example_prompt(entry: RunEntry, stage: str) -> str | None:
-    """Return a prompt on which an evaluation of the run has measured the stage's policy; None: there is none here."""
+    """Return a prompt on which an evaluation of the run has measured the stage's policy; None: no file has one."""
     for each in stage_and_measurements(entry, stage):
         file = Path(each.folder or "", "candidate.parquet")
         if each.kind != "evaluation" or each.folder is None or not file.is_file():

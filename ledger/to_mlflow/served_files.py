@@ -17,11 +17,11 @@ from vantage.storage.sealed_folders import MANIFEST, read_manifest
 
 _MODELS = "models:"
 _MAX_STEPS = 5
-"""Most addresses of models that may lead to one another."""
+"""Most addresses of models that are followed from one to the next."""
 _MAX_FILES = 10_000
 _MAX_MANIFEST_BYTES = 64 << 20
 _SLACK_BYTES = 64 << 20
-"""Most bytes beside the weights: MLflow's description, examples."""
+"""Most bytes of all other files than the weights, such as MLflow's description and examples."""
 
 
 class UnboundedFiles(ValueError):
@@ -34,7 +34,8 @@ def address_of_version(client: MlflowClient, name: str, version: str) -> str:
 
 
 def followed(client: MlflowClient, address: str) -> str:
-    """Return the final address to which one of a model leads, as MLflow follows it; other addresses are returned unchanged."""
+    """Return the final address to which a model's address leads, as MLflow follows it; others are returned
+    unchanged."""
     for _ in range(_MAX_STEPS):
         if not address.startswith(_MODELS):
             break
@@ -47,16 +48,16 @@ def followed(client: MlflowClient, address: str) -> str:
 
 
 def leads_nowhere(address: str) -> bool:
-    """Return whether ``followed`` gave up: the address is still one of a model."""
+    """Return whether ``followed`` gave up, so that the address is still that of a model."""
     return address.startswith(_MODELS)
 
 
 @contextmanager
 def files_at(address: str, *, tracking_uri: str, digest: str) -> Iterator[Path]:
-    """Yield the folder with the files of a published model; remote ones are downloaded while the block runs.
+    """Yield the folder with the files of a published model; remote files are downloaded for the time of the block.
 
     Args:
-        digest: content digest of what was published there. It bounds what is downloaded.
+        digest: content digest of the artifact that was published there; its manifest bounds the download.
 
     Raises:
         UnboundedFiles: there is more than was published.
@@ -72,7 +73,7 @@ def files_at(address: str, *, tracking_uri: str, digest: str) -> Iterator[Path]:
 
 
 def _fetch(repository: ArtifactRepository, target: Path, digest: str) -> None:
-    """Download all files if they are no more than the manifest lists, twice (MLflow has the tokenizer's twice)."""
+    """Download all files, if they have at most twice the manifest's bytes (MLflow has two copies of the tokenizer)."""
     sizes = dict(_listed(repository))
     if not sizes:
         return

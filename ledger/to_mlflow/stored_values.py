@@ -1,4 +1,4 @@
-"""Values that a database of MLflow has: SQLite takes any value in any column, and an audit compares texts and numbers."""
+"""Convert values from MLflow's database to texts and numbers, since SQLite takes any value in any column."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from vantage.ledger.expected.runs import Row, row_of
 
 
 def text(value: object) -> str:
-    """Return a value as text: nothing as an empty one, and bytes or a number in a form that no text of ours has."""
+    """Return a value as text: empty for None; bytes and numbers in a form that no text of ours has."""
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
