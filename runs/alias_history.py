@@ -21,7 +21,7 @@ class Pointed:
     stage: str
     digest: str
     goes_back: bool
-    """Whether it was moved by ``vantage rollback``."""
+    """Whether ``vantage rollback`` moved the alias."""
 
 
 def movements(workspace: Workspace, name: str, alias: str) -> list[Pointed]:

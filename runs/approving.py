@@ -27,16 +27,17 @@ def answer(
     """Record a person's answer; returns it, and whether MLflow has received it already.
 
     Args:
-        workspace: that of the run.
-        run_id: of a run, whether a process executes it or not; one that does takes the answer up by itself.
+        workspace: the run's workspace.
+        run_id: id of the run. If a process executes the run, that process takes the answer up by itself.
         subject: a stage that waits, or ``publish:NAME`` with or without ``@ALIAS``.
-        approved: False: it is rejected.
-        by: who decides; None: the login name.
-        reason: why.
-        prepare: called before the answer is stored; what it returns is called when it is, before MLflow receives it.
+        approved: whether the person approves; False: the person rejects.
+        by: name of the person; None: the login name.
+        reason: the person's reason.
+        prepare: called before the answer is stored; the function that it returns is called after that, before MLflow
+            receives the answer.
 
     Raises:
-        RunError: nothing waits for an answer there, it has one already, or the reason is empty or too long.
+        RunError: the subject has no question, the question has an answer, or the reason is empty or too long.
     """
     record = read_run(workspace, run_id)
     given = Approval(
@@ -72,9 +73,10 @@ def _record(run: Run, ledger: Ledger) -> None:
 
 
 def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
-    """Return an option's text in one line, and without secrets. Raises RunError if nothing visible is left, or it is too long.
+    """Return an option's text in one line, without secrets. Raises RunError if nothing visible is left, or it is too
+    long.
 
-    In one line: it is shown after the name of its stage, and a second line could pass for another answer.
+    The text is shown after the name of its stage, where a second line could pass for another answer.
     """
     stripped = safe_text(" ".join(text.split()))
     if not any(each.isprintable() and not each.isspace() for each in stripped):
@@ -85,7 +87,7 @@ def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
 
 
 def open_question(record: RunRecord, subject: str) -> Question:
-    """Return the open question about the subject. Raises RunError if there is none, or it is answered."""
+    """Return the open question about the subject. Raises RunError if there is no question, or it is answered."""
     found = record.questions.get(subject) or _only_alias_of(record, subject)
     if found is not None:
         if given := answer_to(found, record.approvals):

@@ -36,7 +36,7 @@ _CANCEL = "cancel"
 _CLOCK = "leases/clock"
 """Path of a file that is written to read the time of the bucket's own clock."""
 SILENT_LEASES = 2.0
-"""Multiple of a lease's length after which one that was not renewed belongs to a dead process, as far as one may look."""
+"""A process is shown as dead if it has not renewed its lease for this many times the lease's length."""
 
 
 class BucketLock:
@@ -54,7 +54,7 @@ class BucketRecords:
     """``RunRecords`` in a bucket."""
 
     def __init__(self, remote: Remote, workspace: "Workspace", leases: RemoteLeases | None = None) -> None:
-        """Hold the records in a bucket. ``remote`` begins at the workspace's ``runs/``."""
+        """Open the records in a bucket; ``remote`` begins at the workspace's ``runs/``."""
         self._remote = remote
         self._workspace = workspace
         self._leases = leases or RemoteLeases(remote)
@@ -100,7 +100,8 @@ class BucketRecords:
         self.write(record)
 
     def lock(self, run_id: str) -> BucketLock | None:
-        """Return the run's lease; None: another process holds it. Waits for the next heartbeat of a holder, or until its lease has run out."""
+        """Return the run's lease; None: another process holds it. Waits for a holder's next heartbeat, or until its
+        lease has run out."""
         lease = self._leases.try_hold(f"leases/{run_id}.json", holder=_holder())
         if lease is None:
             return None
@@ -119,7 +120,8 @@ class BucketRecords:
     def is_active(self, run_id: str) -> bool:
         """Return whether a process executes the run; waits for its next heartbeat, unless the last one is long ago.
 
-        Enough to be shown, by the bucket's clock alone; whoever takes the lease over times its silence (``lock``).
+        The answer uses the bucket's clock alone, which is enough for display; ``lock`` itself times the lease's
+        silence.
         """
         lease = f"leases/{run_id}.json"
         with suppress(BaseError, OSError):  # the bucket is read-only, or there is no lease
@@ -153,7 +155,7 @@ class BucketRecords:
         obstore.put(self._remote, f"{run_id}/{_CANCEL}", b"")
 
     def is_cancel_requested(self, run_id: str) -> bool:
-        """Return whether that file is there."""
+        """Return whether the file of ``request_cancel`` is there."""
         return read_record(self._remote, f"{run_id}/{_CANCEL}")[0] is not None
 
     def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
@@ -162,7 +164,7 @@ class BucketRecords:
         try:
             replace_record(self._remote, path, data, None)
         except Conflict:
-            return read_record(self._remote, path)[0] == data  # the answer to our own write was lost
+            return read_record(self._remote, path)[0] == data  # our own write, whose answer was lost
         return True
 
     def read_answer(self, run_id: str, question_id: str) -> bytes | None:
@@ -194,7 +196,7 @@ class BucketRecords:
             yield
 
     def _take_over(self, run_id: str, folder: Path, copy: ScratchCopy) -> None:
-        """Get the run's folder: this machine's own if it executed the run last, else a copy."""
+        """Get the run's folder: this machine's own folder if it executed the run last, else a copy."""
         last, version = read_record(self._remote, f"{run_id}/machine")
         this = self._machine()
         if last != this:

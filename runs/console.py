@@ -172,7 +172,7 @@ class Screen:
         self._say_new(step, (*report.notices, *report.firings))
 
     def _say_new(self, step: str, firings: tuple[str, ...]) -> None:
-        """Print the new notices and firings; one that a resumed stage sees again is not printed."""
+        """Print the new notices and firings, without those that a resumed stage reports again."""
         with self._changing:
             known = self._fired.get(step, ())
             new = [firing for firing in firings if firing not in known]
@@ -291,7 +291,7 @@ def show_run(console: Console, view: RunState) -> None:
 
 
 def show_status(console: Console, record: RunRecord, status: str) -> None:
-    """Print the status of a run; the reasons of a failed one are in the same line and in those below."""
+    """Print the status of a run; the reasons of a failed run begin in the same line and continue below."""
     first, *others = (status == "failed" and reasons(record)) or [""]
     part = f" ({record.part})" if record.part else ""
     line = Text.assemble(

@@ -28,7 +28,7 @@ def contradictions(
 ) -> list[str]:
     """Return a line for each metric or verdict of the run that differs from its artifacts; empty: none.
 
-    ``steps``: these alone; None: all.
+    ``steps``: the steps to compare; None: all.
     """
     if record.status == REMOVED:
         return []
@@ -52,7 +52,7 @@ def contradictions(
 
 
 def _made_again(workspace: Workspace, run: RunView, step: str, digest: str) -> bool:
-    """Return whether the stage key has another artifact by now, and the run's own is no longer kept."""
+    """Return whether the stage key has another artifact by now, and the run's own artifact is no longer kept."""
     return not workspace.storage.has_object(digest) and isinstance(run.ref(step), Replaced)
 
 

@@ -29,7 +29,7 @@ class DamagedDiagnosis(OSError):
 
 @dataclass(frozen=True)
 class Critics:
-    """The critics of a run: pretrained ones with their diagnoses, and the course of those that policy stages train."""
+    """The critics of a run: pretrained critics with diagnoses, and the course of critics that policy stages train."""
 
     run_id: str
     pretrained: tuple[PretrainedCritic, ...]

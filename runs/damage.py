@@ -10,14 +10,14 @@ from vantage.storage.storage import Storage
 
 
 def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[str, tuple[str, ...]]:
-    """Return step or registered model → its problems, one line each; intact ones are omitted.
+    """Return step or registered model → its problems, one line each; intact artifacts are omitted.
 
     Args:
         verify: True: read every byte (about 1 GB/s from a disk; a server's copies are downloaded). False: compare
             manifests, sets of files and sizes on this machine, which is fast but does not find changed bytes.
 
     Raises:
-        OSError: ``verify``, and the MLflow server does not answer.
+        OSError: the MLflow server does not answer (only with ``verify``).
     """
     store = workspace.existing_storage
     if store is None:
@@ -32,7 +32,7 @@ def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[
 def _of_stage(store: Storage, run: RunView, step: str, stage: StageRecord, *, verify: bool) -> list[str]:
     match run.ref(step):
         case NotMade() | Replaced():
-            return []  # an artifact that was replaced by other bits since is not kept
+            return []  # an artifact that was replaced since, by other bytes, is not kept
         case Missing():
             return [f"the store has no artifact for its key {str(stage.stage_key)[:12]} any longer"]
         case Broken(cause=cause):

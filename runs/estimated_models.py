@@ -19,9 +19,9 @@ _READ = ("config.json", "tokenizer.json")
 
 @contextmanager
 def with_model_files(recipe: Recipe, workspace: Workspace) -> Iterator[tuple[Recipe, list[str]]]:
-    """Yield the recipe with a folder in place of each model of another run, and what a reader of the estimate must know.
+    """Yield the recipe with a folder in place of each model of another run, and notes for a reader of the estimate.
 
-    A stage that has made nothing yet has the shape of the model that its run begins with, which is taken instead.
+    For a stage that has made nothing yet, the model that its run begins with is taken, which has the same shape.
 
     Raises:
         RunError: there is no such run or stage, or it makes no model.
@@ -47,7 +47,7 @@ def with_model_files(recipe: Recipe, workspace: Workspace) -> Iterator[tuple[Rec
 
 
 def _folder(digest: str, workspace: Workspace, temporary: Path) -> Path:
-    """Return the object's folder on this machine, or one with copies of its small files."""
+    """Return the object's folder on this machine, or a folder with copies of its small files."""
     storage = workspace.storage
     if (folder := storage.local_folder(digest)) is not None:
         return folder

@@ -1,7 +1,8 @@
-"""Find where a stage that trains goes on from: nothing, a shorter stage of an earlier run, or itself before a gate had it extended.
+"""Find what a training stage goes on from: nothing, a shorter stage of an earlier run, or the same stage before its
+gate extended it.
 
-What is found is a function of the store and of the runs' records. So the plan shows what a run will do, and a run that is
-resumed finds the same again.
+The result is a function of the store and of the runs' records. So the plan shows what a run will do, and a run that is
+resumed finds the same result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,18 +37,18 @@ Judge = Callable[[Artifact], tuple[Verdict, ...]]
 
 @dataclass(frozen=True)
 class Place:
-    """A step's computation, planned or done, and what it goes on from."""
+    """The computation of a step, planned or done, and the shorter stages that it goes on from."""
 
     step: RecipeStep
-    """The step, of the length that is computed."""
+    """The step, with the length that is computed."""
     parts: Mapping[str, Any]
-    """Parts of its stage key."""
+    """Parts of the stage key."""
     inputs: Mapping[str, Artifact] = field(default_factory=dict)
-    """The artifact and the training state that it goes on from; empty: it begins from nothing."""
+    """The artifact and the training state that the computation goes on from; empty: it begins from nothing."""
     shorter: tuple[Shorter, ...] = ()
-    """The shorter stages that it goes on from, each from the one before."""
+    """The shorter stages that the computation goes on from; each went on from the one before."""
     refused: tuple[str, ...] = ()
-    """Why it does not go on from a shorter stage that there is, or is not extended although its gate asks for it."""
+    """Why the computation does not go on from an existing shorter stage, or is not extended although a gate asks."""
 
     @property
     def key(self) -> str:
@@ -56,12 +57,12 @@ class Place:
 
     @property
     def extends(self) -> Shorter | None:
-        """The shorter stage that it goes on from."""
+        """The last shorter stage, from which the computation goes on; None: it begins from nothing."""
         return self.shorter[-1] if self.shorter else None
 
     @property
     def in_words(self) -> str | None:
-        """Return what it goes on from, in words."""
+        """Return in words what the computation goes on from; None: nothing."""
         return None if self.extends is None else self.extends.extended_to(self.step.work)
 
 
@@ -73,12 +74,12 @@ def place_of(
     *,
     run_id: str = "",
 ) -> Place:
-    """Return what a step computes next, or its last artifact if that is made.
+    """Return the next computation of a step, or its last computation if the artifact is made.
 
     Args:
         digests: role → digest of each input.
-        store: of the artifacts; None: there is none yet.
-        runs: reads the records of the workspace, newest first; called where the artifact is neither made nor under way.
+        store: the store of artifacts; None: there is none yet.
+        runs: reads the records of the workspace, newest first; called if the artifact is neither made nor under way.
         run_id: the run that computes it.
     """
     place = Place(step, step.key_parts(digests))
@@ -89,13 +90,13 @@ def place_of(
 
 
 def asks_to_extend(step: RecipeStep, verdicts: Sequence[Verdict]) -> bool:
-    """Return whether the closed gates of an artifact ask that its stage is trained further; one that stops the run overrules them."""
+    """Return whether closed gates of an artifact ask that its stage is trained further, and none stops the run."""
     closed = {verdict.on_fail for verdict in verdicts if not verdict.passed}
     return "extend" in closed and "stop" not in closed and isinstance(step.work, Training)
 
 
 def extended_step(step: RecipeStep, parts: Mapping[str, Any]) -> RecipeStep:
-    """Return the step with the length that the parts of a key have, where its gates may have extended it to that."""
+    """Return the step with the length in the parts of a key, if its gates may have extended it to that length."""
     extend = step.work.extend if isinstance(step.work, Training) else None
     if extend is None:
         return step
@@ -111,7 +112,8 @@ def _begun(
     runs: Callable[[], Sequence[RunRecord]],
     run_id: str,
 ) -> Place:
-    """Return the place that goes on from the longest shorter stage of any run, unless the whole one is made or under way."""
+    """Return the place that goes on from the longest shorter stage of any run, unless the stage is made or under
+    way."""
     assert isinstance(place.step.work, Training), "no other stage is trained further"
     whole = store.inspect(place.key)
     is_under_way = read_committed(store.reports(place.key, REPORTS))[0] > 0
@@ -139,7 +141,8 @@ def _begun(
 def _made_before(
     place: Place, key: str, before: tuple[Shorter, ...], digests: Mapping[str, str], store: Storage
 ) -> Place | None:
-    """Return the place of an artifact of the length asked for that was made from a shorter one; None: from none that is there."""
+    """Return the place of an artifact of the wanted length that went on from stored shorter stages; None: there is
+    none."""
     if not before:
         return None
     previous = before[-1].stage_key
@@ -225,9 +228,9 @@ def _state_of(artifact: Artifact, store: Storage) -> Artifact | str:
 
 
 def _of_other_lengths(place: Place, runs: Sequence[RunRecord]) -> list[tuple[Shorter, tuple[Shorter, ...]]]:
-    """Return the stages of runs that differ from this one in nothing but a length that is no larger, the longest first.
+    """Return stages of runs that differ from this one only by a length that is at most as large, the longest first.
 
-    Each comes with the shorter stages that it goes on from itself; those are among them too.
+    Each comes with the shorter stages that it went on from. These are also results of their own.
     """
     wanted = _without_length(place, place.parts)
     found: dict[str, tuple[Shorter, tuple[Shorter, ...]]] = {}
@@ -258,7 +261,7 @@ def _as_shorter(place: Place, run_id: str, name: str, stage: StageRecord) -> Sho
 
 
 def _without_length(place: Place, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a key but for the stage's length, and for what it goes on from."""
+    """Return the parts of a key without the stage's length and without the inputs that it goes on from."""
     configuration, inputs = dict(parts.get("configuration", {})), dict(parts.get("inputs", {}))
     configuration.pop(unit_of(place.step.work), None)
     for role in PREVIOUS_ROLES:

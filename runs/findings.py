@@ -172,7 +172,7 @@ def _mlflow(address: str | None) -> Finding:
 
 
 def _destinations() -> Iterator[Finding]:
-    """Yield a line about the places beside MLflow that get a run's records; nothing where none is set."""
+    """Yield a line about the places beside MLflow that get a run's records; nothing if none is set."""
     try:
         check_destinations()
     except ValueError as error:
@@ -215,7 +215,7 @@ def _processes() -> Finding:
 
 
 def _isolation() -> Finding:
-    """Return whether programs of responses are isolated, on which only recipes with ``builtin:code`` depend."""
+    """Return whether programs in responses run isolated, which only recipes with ``builtin:code`` need."""
     reason = sandbox.why_not_isolated()
     if reason is None:
         return Finding("isolation", "fine", f"programs in responses run in {sandbox.NAMESPACES}")

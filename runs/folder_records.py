@@ -105,7 +105,7 @@ class FolderRecords:
                 time.sleep(0.01)
             else:
                 (self._workspace.folder(run_id) / _CANCEL).unlink(missing_ok=True)
-                # Only the holder of the lock writes the record, so what is left is a killed one's.
+                # Only the holder of the lock writes the record, so left-over files are from a killed holder.
                 remove_left_overs(self._workspace.folder(run_id) / "run.json")
                 held = ExitStack()
                 held.enter_context(expected(self._workspace.root))

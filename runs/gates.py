@@ -12,7 +12,7 @@ from vantage.schemas.records.artifacts import Artifact
 from vantage.schemas.records.verdicts import STOPS, Verdict, check_artifact_gate, recorded_verdict
 
 Standing = Literal["open", "waiting_approval", "gate_closed"]
-"""Whether steps that depend on an artifact may start: yes, when a person approves it, or no."""
+"""Whether steps that depend on an artifact may start: yes; only after a person approves the artifact; or no."""
 
 
 def check_gates(
@@ -35,7 +35,7 @@ def check_gates(
 
 
 def question_about(step: str, artifact: Artifact, verdicts: tuple[Verdict, ...]) -> Question | None:
-    """Return the question to a person about the artifact; None: none, because all gates passed, or one stops the run anyway."""
+    """Return the question to a person about the artifact; None: all gates passed, or one stops the run anyway."""
     closed = [verdict for verdict in verdicts if not verdict.passed]
     asking = tuple(verdict for verdict in closed if verdict.on_fail == "approve")
     if not asking or any(verdict.on_fail in STOPS for verdict in closed):

@@ -29,7 +29,7 @@ class Attempt:
     ended: int | None = None
     """Time of the end; None: the run is still running, or its process died."""
     last_measured: int | None = None
-    """Time of its last measurement; None: it has measured nothing."""
+    """Time of the attempt's last measurement; None: it has measured nothing."""
     energy: Energy | None = None
     """Energy of the attempt; None: it was not measured, or the process died before it was recorded."""
     facts: Facts = field(default_factory=dict)

@@ -14,7 +14,7 @@ class EarlierVerdicts:
     """Closed gates of the runs that began before a run; the records are read once, when they are first needed."""
 
     def __init__(self, record: RunRecord, records: Callable[[], Iterable[RunRecord]]) -> None:
-        """Hold the run whose gates are compared. ``records`` returns those of all runs, in any order."""
+        """Hold the run whose gates are compared; ``records`` returns the records of all runs, in any order."""
         self._number = record.number
         self._records = records
 
@@ -43,9 +43,9 @@ def earlier_verdicts(workspace: Workspace, record: RunRecord) -> EarlierVerdicts
 def known_loosened(
     record: RunRecord, steps: Iterable[str], earlier: EarlierVerdicts
 ) -> Iterator[tuple[str, LoosenedGate]]:
-    """Yield (step, gate) for the given steps: those that the run recorded, and those that the other records show now.
+    """Yield (step, loosened gate) for the given steps, from the run's own record and from other runs' present records.
 
-    The two differ where an earlier run closed a gate after this run had judged, and where that run's record is gone.
+    The two sources differ if an earlier run closed a gate after this run had judged, or if that run's record is gone.
     """
     for step in steps:
         stage = record.stages[step]

@@ -27,7 +27,7 @@ class RunNamed:
     FORM: ClassVar = "RUN"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the run in words."""
         return f"run {self.run_id}"
 
 
@@ -41,7 +41,7 @@ class StageNamed:
     FORM: ClassVar = "RUN/STAGE"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the step in words."""
         return f"{self.step} of run {self.run_id}"
 
 
@@ -55,7 +55,7 @@ class ModelOfRun:
     FORM: ClassVar = "RUN/model"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the model in words."""
         return f"{self.step} of run {self.run_id}"
 
 
@@ -70,7 +70,7 @@ class RegisteredNamed:
     FORM: ClassVar = "NAME, NAME@ALIAS or NAME/VERSION of a registered model"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the version in words."""
         return "a registered model"
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class FolderNamed:
     FORM: ClassVar = "a folder"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the folder in words."""
         return "a folder" if os.path.isdir(self.path) else "a path"
 
 
@@ -99,7 +99,7 @@ class DigestNamed:
     FORM: ClassVar = "a digest of 8 letters or more"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the artifact in words."""
         return f"artifact {self.digest[:20]}"
 
 
@@ -112,7 +112,7 @@ class MlflowRunNamed:
     FORM: ClassVar = "the id of one of MLflow's runs"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the run in words."""
         return "the id of one of MLflow's runs"
 
 
@@ -125,7 +125,7 @@ class RecipeNamed:
     FORM: ClassVar = "a recipe's file or name"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the recipe in words."""
         return "a recipe"
 
 
@@ -138,7 +138,7 @@ class SourceNamed:
     FORM: ClassVar = "a source as in a recipe (builtin:tiny, gguf:FILE …)"
 
     def described(self) -> str:
-        """Describe it in words."""
+        """Describe the model in words."""
         return "the source of a model"
 
 
@@ -214,7 +214,7 @@ class AmbiguousName(NameRefused):
 
 
 class NotAccepted(NameRefused):
-    """A text has a meaning, but none that the command accepts."""
+    """A text has meanings, but the command accepts none of them."""
 
     def __init__(self, text: str, command: Command, meaning: Named) -> None:
         self.meaning = meaning
@@ -249,7 +249,7 @@ class UnknownName(NameRefused):
 
 
 class BadName(RunError):
-    """A text has the form of one kind of name, and is no valid name of that kind."""
+    """A text has the form of one kind of name, but is not a valid name of that kind."""
 
 
 class SeveralDigests(RunError):

@@ -22,24 +22,24 @@ from vantage.storage.storage import Storage
 _POLICY, _REWARD_MODEL = "policy", "reward_model"
 _KINDS = {_POLICY: "a policy", _REWARD_MODEL: "a reward model", "value_model": "a critic"}
 _CLOSED = {"gate_closed": "its gate is closed", "waiting_approval": "it waits for approval"}
-"""Status of a stage with an artifact → what a reader of it must know."""
+"""Status of a stage with an artifact → warning for those who read the artifact."""
 
 
 def pin_stage(
     field: str, origin: StageOfRun, workspace: Workspace, *, is_reward_model: bool = False
 ) -> StageOfRun:
-    """Return the step with its run's id and the content digest of what it has made; nothing is written.
+    """Return the step with its run's id and the content digest of its model; nothing is written.
 
     ``latest`` is the newest run whose recipe has such a step.
 
     Args:
-        field: the field of the recipe that names it, for messages.
+        field: the field of the recipe that names the step, for messages.
         origin: the run and the step.
         workspace: the workspace of the runs.
-        is_reward_model: the recipe's rewards read it as a reward model; otherwise it is a policy.
+        is_reward_model: whether the recipe's rewards read the model as a reward model; otherwise it must be a policy.
 
     Raises:
-        RunError: there is no such run or step, it has made nothing yet, or nothing that can be a model's source.
+        RunError: there is no such run or step, or the step has made nothing yet, or no model that a recipe can import.
     """
     wanted = _REWARD_MODEL if is_reward_model else _POLICY
     shown = f"{field}={str(origin)!r}"
@@ -72,7 +72,7 @@ def fetch_stage(origin: StageOfRun, workspace: Workspace, target: Path) -> None:
     """Write the pinned model's files to ``target``, each byte compared with the pinned digest.
 
     Raises:
-        RunError: the store no longer has them, or they are damaged.
+        RunError: the store no longer has the files, or they are damaged.
     """
     record = workspace.records.read(origin.run)
     artifact = _artifact(record, origin.step, workspace)
@@ -93,7 +93,7 @@ def fetch_stage(origin: StageOfRun, workspace: Workspace, target: Path) -> None:
 
 
 def model_width(model: SourcedModel, workspace: Workspace | None) -> int:
-    """Return the hidden size of a model, also of one that another run has made.
+    """Return the hidden size of a model; another run may have made the model.
 
     Raises:
         UnknownWidth: it cannot be found.
@@ -130,7 +130,7 @@ def model_before(field: str, origin: StageOfRun, workspace: Workspace) -> Source
 
 
 def stage_behind(work: Work, store: Storage | None, runs: Sequence[RunRecord]) -> Iterator[str]:
-    """Yield the stage that an import of a pinned recipe copies, and what a reader of its model must know."""
+    """Yield the stage that an import of a pinned recipe copies, and warnings for those who read the model."""
     origin = copied_stage(work)
     if origin is None:
         return
@@ -150,7 +150,7 @@ def _run_named(shown: str, origin: StageOfRun, workspace: Workspace) -> RunRecor
     """Return the run's record; ``latest`` is the newest run whose recipe has the step.
 
     Raises:
-        RunError: there is none, or there are several; the message begins with ``shown``.
+        RunError: there is no such run, or there are several; the message begins with ``shown``.
     """
     if origin.run == LATEST and (record := next(_runs_with(origin.step, workspace), None)) is not None:
         return record
@@ -169,7 +169,7 @@ def _runs_with(step: str, workspace: Workspace) -> Iterator[RunRecord]:
 
 
 def _artifact(record: RunRecord, step: str, workspace: Workspace) -> Artifact | None:
-    """Return what a step has made, if the store still has it."""
+    """Return the artifact of a step, if the store still has it."""
     stage, storage = record.stages.get(step), workspace.existing_storage
     if stage is None or stage.stage_key is None or stage.digest is None or storage is None:
         return None

@@ -71,7 +71,7 @@ class Origin:
     digest: str
     """Content digest of the artifact: sha256 of its manifest."""
     base: str | None
-    """Content digest of the whole model beneath adapters; None: it is a whole model."""
+    """Content digest of the whole model beneath adapters; None: the artifact is a whole model."""
     parents: Mapping[str, str]
     """Role → content digest of the input."""
     stages: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def open_named_model(
         kinds: kinds of artifacts that are accepted.
 
     Raises:
-        RunError: there is no such model, or it is of another kind; the message lists what there is.
+        RunError: there is no such model, or it is of another kind; the message lists the models.
         DamagedModel, DamagedCopy: its files cannot be used.
     """
     registry = MlflowRegistry(workspace)
@@ -286,7 +286,7 @@ def _why_not(record: RunRecord, step: str, kinds: Collection[ArtifactKind]) -> s
 
 
 def _in_folder(path: Path) -> NamedModel:
-    """Return a Hugging Face folder; one that Vantage exported contains its recipe's settings for sampling."""
+    """Return the model in a Hugging Face folder; an exported folder contains the recipe's settings for sampling."""
     config = _json_in(path / "config.json")
     if config is None and (path / "adapter_config.json").is_file():
         raise RunError(
@@ -326,7 +326,7 @@ def _in_folder(path: Path) -> NamedModel:
 
 
 def _or(value: Any, default: Any) -> Any:
-    """Return the value of a setting; the default where the file has none, or the 0 with which some switch it off."""
+    """Return the value of a setting, or the default if there is none, or if it is 0, which some files use for "off"."""
     return default if value is None or (isinstance(value, int | float) and value == 0) else value
 
 

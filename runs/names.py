@@ -69,8 +69,8 @@ class Names:
         """
         Args:
             workspace: the workspace with the runs.
-            registry: MLflow's registered models; None: those of the workspace's server.
-            digests: content digests that may be named; None: those that runs have recorded.
+            registry: MLflow's registered models; None: the models of the workspace's server.
+            digests: content digests that may be named; None: the digests that runs have recorded.
         """
         self.workspace = workspace
         self.registry = registry or MlflowRegistry(workspace)
@@ -181,7 +181,7 @@ class Names:
         """Return the registered model that the text means, if there is one; MLflow is asked if the text's form leaves it open.
 
         Args:
-            is_only: the text has no other meaning, so that MLflow has to answer.
+            is_only: whether the text has no other meaning, so that MLflow has to answer.
         """
         if "@" in text:
             try:
@@ -234,7 +234,7 @@ def named_run(workspace: Workspace, text: str, command: str) -> str:
     """Return the id of the run that ``text`` means to a command that accepts nothing else.
 
     Raises:
-        RunError: the text is not a run; the message contains what it is.
+        RunError: the text is not a run; the message says what it is.
     """
     named = Names(workspace).resolve(text, Command(command, RUNS))
     assert isinstance(named, RunNamed), "it accepts nothing else"

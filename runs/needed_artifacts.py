@@ -23,9 +23,10 @@ class NeededArtifacts:
 def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> NeededArtifacts:
     """Return the artifacts that kept runs need, and those that the models published by any run need.
 
-    A kept run needs the keys of its stages, their refs, and the objects of both, and the models of other runs that it has pinned. A published model needs its own
-    object and all that it was made from, so that its lineage can be audited when its run is gone. The training state of a
-    stage, and the answers of its judges, stay as long as the stage's artifact.
+    A kept run needs the keys of its stages, their refs, the objects of both, and the models of other runs that it has
+    pinned. A published model needs its own object and everything that it was made from, so that its lineage can be
+    audited when its run is gone. The training state of a stage, and the answers of its judges, stay as long as the
+    stage's artifact.
 
     Args:
         runs: all runs; those with status ``removed`` need only their published models.
@@ -45,9 +46,9 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
         more = {artifact.digest for artifact in artifacts}
         more |= {parent for artifact in artifacts for parent in artifact.parents.values()}
         digests |= more
-        # Take all stages that made equal content: a single one may have made it from itself, which explains nothing.
+        # Take all stages that made equal content: one of them may have only copied it, which does not show its origin.
         new = {key for digest in digests for key in made_by.get(digest, ())}
-        # Also the training states that longer stages go on from, and the stored answers that scores were read from.
+        # Keep also the training states that longer stages go on from, and the stored answers that gave scores.
         beside = {each for key in keys for each in (state_key(key), answers_key(key))}
         new |= beside & refs.keys()
         new -= keys
@@ -57,7 +58,7 @@ def needed_artifacts(runs: Iterable[RunRecord], refs: Mapping[str, Ref]) -> Need
 
 
 def _copied_by(run: RunRecord) -> set[str]:
-    """Return the content digests of other runs' models that the run has pinned, also before it has copied them."""
+    """Return the content digests of other runs' models that the run has pinned, even if it has not copied them yet."""
     sources = (model.origin for model in (run.recipe.model, *run.recipe.models.values()))
     return {each.digest for each in sources if isinstance(each, StageOfRun) and each.digest is not None}
 

@@ -16,7 +16,7 @@ COMMAND_INDENT = " " * 6
 
 
 def after_parts(record: RunRecord, workspace: str) -> list[str]:
-    """Return lines to print for a run that failed, was stopped, or was of a part of the recipe."""
+    """Return lines to print for a run that failed, was stopped, or ran a part of the recipe."""
     if record.status == "failed":
         failed = [step for step, stage in record.stages.items() if stage.status == "failed"]
         return [

@@ -9,7 +9,7 @@ _CHANGED = {"yes": "true", "no": "false"}
 
 
 def origin() -> dict[str, str]:
-    """Tag → value: the user, the version and digest of our packages, and their git revision if there is one."""
+    """Return tag → value: the user, the version and digest of our packages, and their git revision if there is one."""
     code = revision()
     tags = {
         "mlflow.user": user(),

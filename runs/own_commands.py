@@ -35,7 +35,7 @@ def mlflow_server(where: str) -> str:
 
 
 def usable_port(usual: int) -> int:
-    """Return the port that a program listens on by default, or another if a program listens there already."""
+    """Return a program's default port, or another port if something listens there already."""
     for port in (usual, 0):
         with socket.socket() as probe:
             probe.setsockopt(

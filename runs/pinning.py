@@ -1,4 +1,4 @@
-"""Pin what a recipe names by a changing name, when a run begins: registered models, and stages of other runs."""
+"""Pin registered models and stages of other runs when a run begins, since their names may mean another model later."""
 
 from typing import TypeVar
 
@@ -16,10 +16,10 @@ _AnyModel = TypeVar("_AnyModel", bound=SourcedModel)
 def pinned(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRecipe:
     """Return the recipe with the present content of each registered model and of each stage of another run; nothing is written.
 
-    A run keeps to it: its own end may move an alias, and it is itself the latest run from then on.
+    A run keeps this content, since its own end may move an alias, and since it becomes the latest run itself.
 
     Raises:
-        vantage.runs.workspace.RunError: there is no such version or stage, or it is none that can be a model's source.
+        vantage.runs.workspace.RunError: there is no such version or stage, or a recipe cannot import its model.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
     recipe = with_registered(recipe, workspace)

@@ -49,7 +49,7 @@ def show_plan(
 
 
 def _guard_lines(steps: Sequence[PlannedStep]) -> Iterator[str]:
-    """Yield a line for each guard that the recipe writes, and one for all defaults."""
+    """Yield a line for each guard that the recipe sets, and one line for all default guards."""
     defaults: dict[str, int] = {}
     for step in steps:
         own = [guard for guard in step.guards if not guard.endswith(DEFAULT)]

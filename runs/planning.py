@@ -82,22 +82,22 @@ class PlannedStep:
     stands: Standing = "open"
     """Whether steps that depend on the reused artifact may start."""
     pool: str | None = None
-    """The work pool that computes it; None: the process that orders the run."""
+    """The work pool that computes the step; None: the process that executes the run."""
     guards: tuple[str, ...] = ()
     """The guards of the stage in words; empty: it has none, or nothing is computed."""
     nodes: int | None = None
-    """Most nodes of a Ray cluster that compute it together."""
+    """Most nodes of a Ray cluster that compute the step together."""
     least_nodes: int | None = None
-    """Fewest nodes that compute it; None: ``nodes``."""
+    """Fewest nodes that compute the step; None: ``nodes``."""
 
     @property
     def where(self) -> str:
-        """Machines that compute it, for display."""
+        """Machines that compute the step, for display."""
         least = f"{self.least_nodes} to " if self.least_nodes else ""
         return (self.pool or "here") + (f", {least}{self.nodes} nodes" if self.nodes else "")
 
     extends: str | None = None
-    """The shorter stage that it goes on from, in words; None: none, or nothing is computed."""
+    """The shorter stage that the step goes on from, in words; None: there is none, or nothing is computed."""
 
     @property
     def label(self) -> str:
@@ -160,8 +160,8 @@ def plan(
 
 
 def plan_warnings(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[str]:
-    """Return warnings about the recipe: models that MLflow does not have yet, and gates with too few held-out prompts, where their
-    number is known."""
+    """Return warnings about the recipe: models that MLflow does not have yet, and gates with too few held-out prompts,
+    if their number is known."""
     inputs = {step.name: step.reads for step in steps}
     counted = {step.name: step.artifact.metrics for step in steps if step.artifact is not None}
     return [
@@ -325,7 +325,7 @@ def _earlier_record(name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
 
 
 def check_made(steps: Sequence[PlannedStep], stage: str) -> None:
-    """Refuse a run of one stage if what it reads is not made.
+    """Refuse a run of one stage if its inputs are not made.
 
     Raises:
         ValueError: a step before the stage would be computed, or has a closed gate.

@@ -16,7 +16,7 @@ from vantage.schemas.records.verdicts import Verdict
 StageStatus = Literal[
     "waiting", "running", "reused", "completed", "gate_closed", "waiting_approval", "blocked", "failed", "resumable",
 ]  # fmt: skip
-"""``waiting``: for its inputs. ``waiting_approval``: its artifact exists, and a person has to approve it."""
+"""``waiting``: for the stage's inputs. ``waiting_approval``: the artifact exists, and a person has to approve it."""
 RunStatus = Literal[
     "running", "completed", "gate_closed", "waiting_approval", "failed", "resumable", "removed"
 ]
@@ -51,7 +51,8 @@ class StageRecord(Frozen):
     """The firings of the stage's guards, of a failed stage too."""
     verdicts: tuple[Verdict, ...] = ()
     shorter: tuple[Shorter, ...] = Field((), exclude_if=is_default(()))
-    """The shorter stages that it goes on from, each from the one before: of an earlier run, or judged by its own gates."""
+    """The shorter stages that this one went on from, in order: of earlier runs, or of this run before a gate extended
+    it."""
     loosened: tuple[LoosenedGate, ...] = Field((), exclude_if=lambda loosened: not loosened)
     """Gates that closed on this artifact in an earlier run, and that this run has made less strict."""
     seconds: float = 0.0
@@ -73,7 +74,7 @@ class StageRecord(Frozen):
 
     @property
     def extensions(self) -> list[str]:
-        """Return how it was trained further, a line for each shorter stage that it goes on from."""
+        """Return how the stage was trained further, a line for each shorter stage that it went on from."""
         return in_words(self.shorter, self.key_parts) if self.key_parts else []
 
 
@@ -117,7 +118,7 @@ class RunRecord(Frozen):
     run_id: str
     number: int
     recipe_digest: str
-    """Digest of the resolved recipe before registered models were pinned; by it the same command finds its unfinished run."""
+    """Digest of the resolved recipe before models were pinned, by which the same command finds its unfinished run."""
     recipe: ResolvedRecipe
     """The resolved recipe: defaults filled in, overrides applied, and registered models pinned to a version."""
     source: str
@@ -133,7 +134,7 @@ class RunRecord(Frozen):
     mlflow_run_id: str | None = None
     prefect_flow_run_ids: tuple[str, ...] = ()
     lacks_flow_run: bool = Field(False, exclude_if=is_off)
-    """True if it reused everything and has no flow run in Prefect yet, because no server was at hand."""
+    """True if the run reused everything and has no flow run in Prefect yet, because there was no server."""
     open_flow_runs: tuple[OpenFlowRun, ...] = ()
     copies: dict[str, PublishedCopy] = Field(default_factory=dict)
     """Registered model → MLflow's copy of the model that the run published."""
@@ -142,8 +143,8 @@ class RunRecord(Frozen):
     unsigned: dict[str, str] = Field(default_factory=dict)
     """Step → reason why its artifact was not signed, though the recipe asks for it."""
     refused_aliases: dict[str, str] = Field(default_factory=dict)
-    """``NAME@ALIAS`` → objection of the policy or of a person to moving it to what the run published; a gate's objection
-    is its verdict."""
+    """``NAME@ALIAS`` → reason why the alias was not moved to the published model, from a check of the policy or from a
+    person; the reason of a gate is its verdict."""
     questions: dict[str, Question] = Field(default_factory=dict, exclude_if=is_unset)
     """Subject → the last question to a person about it, answered or not."""
     approvals: tuple[Approval, ...] = Field((), exclude_if=lambda approvals: not approvals)

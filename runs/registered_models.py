@@ -20,7 +20,7 @@ def with_registered(recipe: ResolvedRecipe, workspace: Workspace) -> ResolvedRec
     """Return the recipe, with each registered model as the version that MLflow has now; nothing is written.
 
     Raises:
-        RunError: there is no such version and no ``otherwise``, or it is none that stages can sample from, or score with.
+        RunError: there is no such version and no ``otherwise``, or stages can neither sample from it nor score with it.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
     named = [
@@ -49,7 +49,7 @@ def missing_models(models: Mapping[str, OtherModel]) -> list[str]:
 
 
 def registered_version(work: Work) -> tuple[str, ...]:
-    """Return a step's import of a pinned recipe, if it is a registered model."""
+    """Return in words the registered model that a step of a pinned recipe imports; empty: it imports another model."""
     origin = work.model.origin if isinstance(work, ModelImport) else None
     return (f"{origin.name} version {origin.version}",) if isinstance(origin, Registered) else ()
 
@@ -85,7 +85,7 @@ def fetch_registered(registered: Registered, workspace: Workspace, target: Path)
             ) from error
         except (DamagedCopy, UnusableVersion) as error:
             raise RunError(str(error)) from error
-        # these files belong to the published artifact; the import has its own
+        # these files belong to the published artifact; the import writes its own
         for ours in (MANIFEST, METRICS_FILE):
             (folder / ours).unlink(missing_ok=True)
         folder.rename(target)

@@ -1,4 +1,4 @@
-"""Look up registered models of MLflow that a person names, and what was published as them; MLflow is asked once about each."""
+"""Look up registered models of MLflow by name, and their publications; MLflow is asked once about each."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ class MlflowRegistry:
         self._found: dict[RegisteredNamed, PublishedVersion] = {}
 
     def has(self, named: RegisteredNamed) -> bool:
-        """Return whether MLflow has such a version, also one that Vantage did not publish.
+        """Return whether MLflow has such a version, whether or not Vantage published it.
 
         Raises:
             vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.

@@ -15,7 +15,7 @@ from vantage.schemas.recipe.sources import Registered
 from vantage.schemas.sweep import SweepPlan
 
 ChosenRates = Mapping[str, Mapping[str, float]]
-"""Stage → field → default learning rate, for those that the recipe does not set."""
+"""Stage → field → default learning rate, for fields that the recipe does not set."""
 
 
 def load_resolved(

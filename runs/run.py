@@ -197,9 +197,9 @@ def recipe_digest(recipe: ResolvedRecipe) -> str:
 
 
 def recipe_digests(recipe: ResolvedRecipe) -> tuple[str, str]:
-    """Return digests under which runs of this recipe are recorded: its own, and the one that an earlier version gave it.
+    """Return digests under which runs of this recipe are recorded: the present one, and that of an earlier version.
 
-    They differ where files lie beside a built-in recipe: a resolved recipe has their full paths.
+    They differ for a built-in recipe with files beside it, since a resolved recipe has their full paths.
     """
     text = canonical_json(recipe.model_dump(mode="json"))
     now, before = (json.dumps(f"{folder}/")[:-1] for folder in (folder_now(), folder_before()))
@@ -338,7 +338,7 @@ def is_active(workspace: Workspace, run_id: str) -> bool:
 def next_run(workspace: Workspace, recipe: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[Approval, ...]]:
     """Return the run that ``acquire_run`` would execute, with the approvals that it has; writes nothing.
 
-    The recipe is as its unfinished run has pinned it, or pinned now.
+    The recipe has the models that its unfinished run has pinned, or else those that are pinned now.
     """
     digests = recipe_digests(recipe)
     for record in read_runs(workspace):

@@ -13,7 +13,7 @@ REMEDY = "move the folder away: what its stages made stays in the store, and the
 
 
 REMOVABLE = ("ledger", "logs")
-"""Folders of a run that end with it; its record stays."""
+"""Folders of a run that are removed with the run; its record stays."""
 
 
 OUTBOX = "ledger/outbox.jsonl"
@@ -65,7 +65,7 @@ class RunRecords(Protocol):
         """Return whether a cancellation was requested since the run was last locked."""
 
     def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
-        """Store the answer to a question, whichever process executes the run; False: there is an answer already, which
+        """Store the answer to a question, whichever process executes the run; False: there is another answer, which
         stays."""
 
     def read_answer(self, run_id: str, question_id: str) -> bytes | None:

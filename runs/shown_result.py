@@ -20,7 +20,7 @@ from vantage.runs.record import SUCCEEDED, RunRecord, StageRecord
 from vantage.runs.wrapped_lines import print_line, print_whole
 
 _READY = "ready"
-"""Status of several inputs, some of which were reused."""
+"""Status shown for several inputs, some of which were reused."""
 
 
 def show_result(

@@ -8,7 +8,7 @@ Say = Callable[[str], None]
 
 _ours = logging.getLogger("vantage")
 _shown: list["_Shown"] = []
-"""Handlers that are to show warnings; only the one that began last shows them."""
+"""Handlers of the open blocks; only the newest one shows warnings."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def _give_to_the_last() -> None:
 
 
 class _Shown(logging.Handler):
-    """A handler that passes each text on once."""
+    """A handler that passes on each text once."""
 
     def __init__(self, say: Say) -> None:
         super().__init__(logging.WARNING)

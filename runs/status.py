@@ -72,7 +72,7 @@ class RunState:
 def run_state(workspace: Workspace, record: RunRecord, *, verify: bool = False) -> RunState:
     """Return the current state of a run: its record, the progress of running stages, and damage.
 
-    ``verify`` reads every byte of its artifacts (``vantage.runs.damage``).
+    ``verify``: read every byte of the run's artifacts (``vantage.runs.damage``).
     """
     progress = {}
     for step, stage in record.stages.items():
@@ -95,7 +95,7 @@ def run_state(workspace: Workspace, record: RunRecord, *, verify: bool = False) 
 
 
 def _computed_by(workspace: Workspace, record: RunRecord) -> dict[str, str]:
-    """Return who computes the steps that wait and whose key the run has asked for."""
+    """Return waiting step → who computes it, for the steps whose key the run has looked up."""
     storage, own = workspace.existing_storage, f"run {record.run_id}"
     waiting = {
         step: key

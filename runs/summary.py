@@ -26,7 +26,7 @@ def comparison(stage: StageRecord) -> str:
     """Return the comparison of an evaluation, else empty; values are followed by their intervals at 95 %.
 
     ``accuracy 0.911 [0.88, 0.93] against 0.600 [0.55, 0.65] (+0.311 [0.27, 0.35]); greedy 0.996 [0.98, 1.00] against
-    1.000 [0.99, 1.00]``. Of two judges, one after the other; of a model that judges pairs,
+    1.000 [0.99, 1.00]``. The results of two judges follow one another. A model that judges pairs gives
     ``win rate 0.540 [0.49, 0.59] (orders disagree 0.210 [0.17, 0.26])``.
     """
     found = [_comparison_by(stage, name) for name in ("accuracy", "score")]
@@ -85,11 +85,11 @@ _COMPARED = (
     *("accuracy_gain", "score_gain", "win_rate", "preference_win_rate", "order_disagreement"),
     "pair_accuracy",
 )
-"""Metrics that a comparison prints, and those that warnings mention."""
+"""Metrics that a comparison prints, and metrics that warnings mention."""
 
 
 def _preference(stage: StageRecord) -> str:
-    """Return a model judge's result on pairs: its win rate has a name of its own where it is the second judge."""
+    """Return a model judge's result on pairs; the win rate of a second judge has another name."""
     if "order_disagreement" not in stage.metrics:
         return ""
     rate = "preference_win_rate" if "preference_win_rate" in stage.metrics else "win_rate"

@@ -125,7 +125,7 @@ class RunView:
         return {step: ref.artifact for step, ref in refs.items() if isinstance(ref, Ref)}
 
     def maker(self, step: str) -> Maker | Missing | Broken:
-        """Return the run that made what the store has under the step's key; it may be this run."""
+        """Return the run that made the artifact that the store has under the step's key; it may be this run."""
         ref = self._ref_of_key(step)
         if not isinstance(ref, Ref):
             return ref
@@ -143,7 +143,7 @@ class RunView:
     def entry(self) -> RunEntry | Missing | Broken:
         """Return the run as its ledger knows it, made from ``run.json`` and the store, without asking MLflow.
 
-        It has the steps whose artifacts the store still names, with what they read of each other.
+        The entry has the steps whose artifacts the store still names, each with its inputs among these steps.
         """
         if not isinstance(record := self.record, RunRecord):
             return record
@@ -175,7 +175,7 @@ class RunView:
 
     @cached_property
     def replay(self) -> Replay | Missing | Broken:
-        """The outbox, operation by operation; Broken also if they cannot have happened in this order."""
+        """The outbox, operation by operation; Broken also if the operations cannot have happened in this order."""
         try:
             data = self._workspace.records.read_outbox(self.run_id)
         except RunError as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vantage.runs.run_records import RunRecords
 
 DEFAULT_WORKSPACE = ".vantage"
-"""The workspace of whoever names none: a folder in the current one."""
+"""The workspace if none is named: a folder in the current folder."""
 RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
 """Run id: number, recipe, and a random part."""
 
@@ -96,17 +96,17 @@ class Workspace:
 
     @cached_property
     def storage(self) -> Storage:
-        """The artifacts; created where there are none yet."""
+        """The storage of artifacts, created if there is none yet."""
         return open_storage(f"{self.uri}/store" if self.uri else str(self.store))
 
     @property
     def existing_storage(self) -> Storage | None:
-        """The artifacts; None if there are none yet."""
+        """The storage of artifacts; None: there is none yet."""
         return self.storage if self.uri or self.store.is_dir() else None
 
     @cached_property
     def records(self) -> "RunRecords":
-        """The records and locks of its runs."""
+        """The records and locks of the workspace's runs."""
         if self.uri:
             from vantage.runs.bucket_records import BucketRecords
             from vantage.storage.bucket import open_bucket
@@ -118,7 +118,7 @@ class Workspace:
 
     @property
     def runs(self) -> Path:
-        """The folder of all runs; for a workspace in a bucket, of those of this machine."""
+        """The folder of all runs; for a workspace in a bucket, of this machine's runs."""
         return self.root / "runs"
 
     def folder(self, run_id: str) -> Path:

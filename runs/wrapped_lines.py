@@ -12,9 +12,10 @@ HANGING = 4
 
 
 def print_line(console: Console, text: Text, *, hanging: int = HANGING) -> None:
-    """Print one line; on a terminal, a long one goes on below, indented by ``hanging`` columns.
+    """Print one line; on a terminal, a long line goes on below, indented by ``hanging`` columns.
 
-    A word that is longer than a line, such as a path, has a line of its own, which only the terminal breaks: copied, it is whole.
+    A word that is longer than a line, such as a path, gets a line of its own. Only the terminal breaks it: a copy is
+    whole.
     """
     lines = wrapped(text, console.width, hanging=hanging) if console.is_terminal else [text]
     for line in lines:
