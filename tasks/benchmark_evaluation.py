@@ -70,7 +70,7 @@ def load_task(folder: Path, name: str) -> Any:
     """Return the task of this name, or the group of tasks, with its data.
 
     Raises:
-        UnusableTasks: there is none, or it is a group without a number of its own, or it cannot be built.
+        UnusableTasks: there is no such task, it is a group without a metric of its own, or it cannot be built.
     """
     manager = _tasks_of(folder)
     known = [*manager.all_subtasks, *manager.all_groups]
@@ -105,7 +105,7 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
     """Return lm-eval's results on the task.
 
     Raises:
-        UnusableTasks: it cannot be run.
+        UnusableTasks: the task cannot be run.
     """
     from lm_eval import simple_evaluate
 
@@ -125,7 +125,7 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
         progress.phase("forward passes", passes)
         passes += 1
         ids = inputs[0] if inputs else named["input_ids"]
-        mask = named.get("attention_mask")  # while the model writes, the mask is as wide as all that was read
+        mask = named.get("attention_mask")  # during generation the mask also covers the cached tokens
         progress.computing(len(ids), (ids if mask is None else mask).numel())
 
     policy.register_forward_pre_hook(report, with_kwargs=True)

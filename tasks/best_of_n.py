@@ -1,4 +1,4 @@
-"""Best of n (RAFT): sample, keep each prompt's best response by the reward, fine-tune on what was kept, again."""
+"""Best of n (RAFT): sample, keep each prompt's best response by the reward, fine-tune on these, and repeat."""
 
 from collections.abc import Mapping
 
@@ -83,11 +83,11 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
             with attempt.unmoved():
                 scored = responses_of_iteration(job, models, train, collected, iteration)
 
-            # 3. Keep each prompt's best; one that was cut off competes with the score that missing_eos leaves it
+            # 3. Keep each prompt's best; a response that was cut off competes with its score after missing_eos
             best = best_rows(scored.scores.total, samples_per_prompt=work.samples_per_prompt)
             kept = scored.sampled.select(best.tolist())
 
-            # 4. Fine-tune on what was kept
+            # 4. Fine-tune on the kept responses
             metrics = update(policy, optimizer, kept, job, iteration=iteration)
             metrics |= describe_responses(scored)
             metrics["best_score_mean"] = scored.scores.total[best].mean().item()
@@ -103,7 +103,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
             )
         selection.put_back_best(attempt)
 
-    # 6. What the best policy is like
+    # 6. Measure the best policy
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
     written = write_policy(job, policy.causal_lm, codec.tokenizer)
     return _result(job, measured, attempt.state, written, encoding)
@@ -171,7 +171,7 @@ def update(
     *,
     iteration: int,
 ) -> dict[str, float]:
-    """Fine-tune on what was kept, by all optimiser steps of one iteration; returns the means of their metrics."""
+    """Fine-tune on the kept responses, by all optimiser steps of one iteration; returns the means of their metrics."""
     work = job.work
 
     def accumulate(minibatch: Sampled, rows: list[int]) -> Accumulated:

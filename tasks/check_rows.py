@@ -1,7 +1,7 @@
-"""The implicit step before any training: every row is read as training will read it.
+"""The implicit step before any training: read every row as training will read it.
 
-Data is prepared without a tokenizer. Whether the model's chat template writes a row, and whether it fits the recipe's
-limits, is known only with the model; here it is found before hours of training, and not after them.
+Data is prepared without a tokenizer. Only with the model is it known whether the chat template accepts a row, and
+whether the row fits the recipe's limits. This step finds that before hours of training, and not after them.
 """
 
 import json
@@ -34,7 +34,7 @@ def run(job: StageJob[CheckRows]) -> StageResult:
 
     Raises:
         TooManyLeftOut: more rows of a dataset cannot be used than its ``max_dropped`` allows.
-        NothingLeft: none can be used.
+        NothingLeft: no row can be used.
     """
     work, codec = job.work, codec_of(job, "model")
     progress = Progress(job.scratch / PROGRESS, total=len(work.datasets), phase="reading")

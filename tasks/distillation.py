@@ -1,4 +1,4 @@
-"""On-policy distillation (GKD): sample from the student, and minimise its KL to a teacher on what it sampled, again."""
+"""On-policy distillation (GKD): sample from the student, minimise its KL to a teacher on the samples, and repeat."""
 
 import logging
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DistillationState(BestSoFar):
-    """State of a distillation: beside the best student, what the lead of its teacher is measured by."""
+    """State of a distillation: the best student, and the scores by which the teacher's lead is measured."""
 
     initial_scores: tuple[float, ...] = ()
     """Scores of the responses to the test prompts of the student before the first iteration."""
@@ -122,7 +122,7 @@ def run(job: StageJob[ResolvedDistillation]) -> StageResult:
             )
         selection.put_back_best(attempt)
 
-    # 5. What the best student is like, beside its beginning and its teacher
+    # 5. Measure the best student against its beginning and its teacher
     scored = selection.respond(test, num_samples=num_tests)
     measured = selection.describe(scored)
     compared = compare(pair, scored, attempt.state, job)
@@ -157,7 +157,7 @@ def _result(
 def engine_of_teacher(
     job: StageJob[ResolvedDistillation], pair: Pair, codec: Codec, prompts: Prompts
 ) -> LocalEngine | ServedTeacher | None:
-    """Return what samples from the teacher: a loop, with as many responses side by side as memory has room for, or its server.
+    """Return the engine of the teacher: a loop with as many responses at once as fit into memory, or its server.
 
     None: the recipe does not let the server sample.
     """
@@ -184,7 +184,7 @@ def with_lead(
     """Return the state with the test scores of the student as it is, and of the teacher.
 
     Args:
-        teacher: samples from the teacher; None: it is behind a server that is not asked to, and has no scores.
+        teacher: engine of the teacher; None: its server is not asked to sample, so the teacher has no scores.
     """
     work = job.work
     num_tests = work.test_samples or work.validation_samples
@@ -235,7 +235,7 @@ def update(
 def compare(
     pair: Pair, scored: Scored, state: DistillationState, job: StageJob[ResolvedDistillation]
 ) -> dict[str, Estimate]:
-    """Return the test scores before training and of the teacher, the share of its lead, and the KL to it (nats a token).
+    """Return the test scores before training and of the teacher, the share of its lead, and the KL to it (nats/token).
 
     The scores of a teacher behind a server that does not sample are unknown.
     """

@@ -55,7 +55,7 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     longest = longest_row(train, shares_prompt=job.work.pass_limits.share_prompts)
     work = train_on_rows(job, models, train, longest=longest, accumulate=accumulate_preferences)
 
-    # 3. How well it separates pairs that it has not seen
+    # 3. Measure how well the policy separates pairs that it has not seen
     held_out = measure_pairs(models, test, work)
     selected = measure_pairs(models, validation, work)
     written = write_policy(job, models.policy.causal_lm, codec.tokenizer)
@@ -100,8 +100,8 @@ def accumulate_preferences(
         logprobs = pair_logprobs(models, batch, precision=work.arithmetic, means=takes_means(work))
         preference = loss_of(logprobs, work, denominator=num_pairs)
         loss = preference.loss
-        # Only watched, unless the loss is ORPO's: when it rises while the pairs are learnt, chosen responses become
-        # unlikely too
+        # The NLL is trained on only by ORPO, and watched otherwise: if it rises while the pairs are learnt, chosen
+        # responses become unlikely too
         chosen_rows = slice(0, len(batch) // 2)
         chosen = logprobs.per_token[chosen_rows]
         nll = token_nll(
@@ -125,7 +125,7 @@ def pair_logprobs(
 ) -> PairLogprobs:
     """Return both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones.
 
-    ``means``: of each response the mean over its tokens, in place of their sum.
+    ``means``: take the mean over each response's tokens instead of their sum.
     """
     per_token, of_reference = both_logprobs(models, batch, precision=precision)
     lengths = batch.response_mask.sum(dim=1) if means else None
@@ -146,7 +146,7 @@ def _of_responses(per_token: Tensor, lengths: Tensor | None) -> Tensor:
 def measure_pairs(
     models: Models, pairs: Completions, work: ResolvedDirectPreferenceOptimization
 ) -> dict[str, Estimate]:
-    """Return accuracy of the rewards that the loss compares, the loss (nats) and the mean reward gap over pairs.
+    """Return the accuracy of the rewards that the loss compares, the loss (nats) and the mean reward gap over pairs.
 
     All pairs of a prompt are one cluster.
     """

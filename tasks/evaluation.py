@@ -68,7 +68,7 @@ class Sampler:
     prompts: Prompts
     demonstrations: Completions | None
     limits: PassLimits
-    """Bounds of the passes that read its responses."""
+    """Bounds of the passes that read the model's responses."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def load_judges(job: StageJob[PolicyEvaluation]) -> dict[str, Judgement]:
 def ask_model(
     job: StageJob[PolicyEvaluation], candidate: Measured, baseline: Measured
 ) -> SwappedVerdicts | None:
-    """Return verdicts of the judge that is a model, loaded after the other two are freed; None: there is none."""
+    """Return verdicts of the model that judges, loaded after the other two models are freed; None: there is none."""
     for role, judge in judges_of(job.work).items():
         if judge.kind == "model":
             device, limits = training_device(), job.work.pass_limits
@@ -188,7 +188,7 @@ def ask_model(
 
 
 def with_verdicts(work: PolicyEvaluation, judged: Judged, preference: Tensor | None) -> Judged:
-    """Return one model's responses, with its pairs' verdicts (B,) added to the judgements, which are in the order of the
+    """Return one model's responses, with the verdicts (B,) on its pairs added to the judgements, in the order of the
     judges."""
     said = judged.judgements if preference is None else {**judged.judgements, "preference": preference}
     names = [JUDGED[judge.kind] for judge in judges_of(work).values()]
@@ -218,7 +218,7 @@ def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
 def respond(
     job: StageJob[PolicyEvaluation], sampler: Sampler, judges: dict[str, Judgement], *, greedy: bool
 ) -> Judged:
-    """Return judged responses to the test prompts: one if greedy, else as many as the recipe gives."""
+    """Return judged responses to each test prompt: one if greedy, else as many as the recipe sets."""
     work = job.work
     sampled = sample_responses(
         sampler.engine,
@@ -275,7 +275,7 @@ def refuse_different_prompts(
 
 
 def kl_to_baseline(candidate: Measured, logprobs: dict[str, Tensor]) -> Estimates:
-    """Return KL of the candidate to the baseline; undefined where they have different tokenizers."""
+    """Return the KL of the candidate to the baseline; undefined if they have different tokenizers."""
     sampled = candidate.sampled.sampled
     if logprobs:
         return divergence(sampled, logprobs["candidate"], logprobs["baseline"])
@@ -283,7 +283,7 @@ def kl_to_baseline(candidate: Measured, logprobs: dict[str, Tensor]) -> Estimate
 
 
 def perplexities(candidate: Measured, baseline: Measured, *, is_comparable: bool) -> Estimates:
-    """Return perplexities on the demonstrations, if there are any; their ratio only where both models read the same tokens."""
+    """Return perplexities on the demonstrations, if any, and their ratio if both models read the same tokens."""
     if candidate.likelihood is None or baseline.likelihood is None:
         return {}
     estimates = compare_likelihoods(candidate.likelihood, baseline.likelihood)
@@ -346,7 +346,7 @@ def values_of_tokens(job: StageJob[PolicyEvaluation], critic: ScalarModel, seque
 
 
 def response_rows(judged: Judged) -> list[dict[str, object]]:
-    """Return every response as a row of Parquet; ``judgement`` is that of ``judge``, and ``also`` has its own column."""
+    """Return every response as a row of Parquet; ``judgement`` is by ``judge``, and ``also`` has its own column."""
     sampled = judged.sampled
     columns = dict(zip(("judgement", "also_judgement"), judged.judgements.values(), strict=False))
     return [

@@ -10,8 +10,8 @@ def run(job: StageJob[ImportBenchmark]) -> StageResult:
     """Copy definitions, data and functions, so that nothing later depends on the original files.
 
     Raises:
-        UnusableTasks: a definition reads what is not in the folder.
-        SourceChanged, SourceTooLarge: it is not the folder that the run was planned with, or too large.
+        UnusableTasks: a definition reads something outside the folder.
+        SourceChanged, SourceTooLarge: the folder has changed since the run was planned, or is too large.
     """
     benchmark = job.work.benchmark
     check_tasks(benchmark.origin.path)

@@ -13,7 +13,7 @@ def run(job: StageJob[ImportRewardModel]) -> StageResult:
     """Import ``model.source``, so that nothing later depends on the original, and try its chat template.
 
     Raises:
-        UnsafeModel: it is no reward model, or its folder is refused.
+        UnsafeModel: the model is no reward model, or its folder is refused.
         BrokenTemplate: its chat template cannot be rendered within bounds.
     """
     model = job.work.model

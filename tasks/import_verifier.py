@@ -15,7 +15,7 @@ def run(job: StageJob[ImportVerifier]) -> StageResult:
     Raises:
         BrokenVerifier, MissingAnswers, ForeignPrompts: the verifier cannot be used on these prompts.
         LibraryMissing, NotIsolated: a built-in verifier cannot be used on this machine.
-        SourceChanged, SourceTooLarge: it is not the file that the run was planned with, or too large for one.
+        SourceChanged, SourceTooLarge: the file has changed since the run was planned, or is too large for a verifier.
     """
     verifier = job.work.verifier
     origin = verifier.origin

@@ -43,7 +43,7 @@ def run(job: StageJob[ResolvedKahnemanTverskyOptimization]) -> StageResult:
     longest = longest_mismatched(train, shares_prompt=job.work.pass_limits.share_prompts)
     work = train_on_rows(job, models, train, longest=longest, accumulate=accumulate_labelled)
 
-    # 3. How far it follows labels that it has not seen
+    # 3. Measure how far the policy follows labels that it has not seen
     measured: dict[str, Estimate] = {}
     points: dict[str, float] = {}
     for prefix, split in (("", test), ("validation_", validation)):

@@ -38,7 +38,7 @@ def run(job: StageJob[MixData]) -> StageResult:
     parts: list[dict[str, Any]] = [{"weight": weight} for weight in work.weights]
     unused = again = 0
     for done, side in enumerate(SPLITS, start=1):
-        # 1. How many rows of each part
+        # 1. Count the rows to take from each part
         sizes = [_num_rows(folder, side) for folder in folders]
         counts = counts_of(work, side, sizes)
         for name, part, size, count in zip(work.parts, parts, sizes, counts, strict=True):
@@ -47,7 +47,7 @@ def run(job: StageJob[MixData]) -> StageResult:
         unused += sum(max(0, size - count) for size, count in zip(sizes, counts, strict=True))
         again += sum(max(0, count - size) for size, count in zip(sizes, counts, strict=True))
 
-        # 2. Which ones, and in what order
+        # 2. Choose the rows and their order
         streams = [
             _Stream(folder / f"{side}.parquet", size, count, f"{job.seed}:mix_data:{side}:{position}")
             for position, (folder, size, count) in enumerate(zip(folders, sizes, counts, strict=True))
@@ -61,7 +61,7 @@ def run(job: StageJob[MixData]) -> StageResult:
 
 
 def counts_of(work: MixData, side: str, sizes: Sequence[int]) -> list[int]:
-    """Return the number of rows of each part on one side, from the number that it has.
+    """Return the number of rows to take from each part on one side; ``sizes`` are the numbers that the parts have.
 
     Raises:
         TooFewRows: a part has too few held-out rows, or so small a weight that none of its rows is trained on.
@@ -110,7 +110,7 @@ def part_order(counts: Sequence[int]) -> Any:
 
 @dataclass
 class _Stream:
-    """Return the chosen rows of one part, in the order of its file; if it has fewer than required, from the beginning again."""
+    """The chosen rows of one part, in the order of its file; if these are too few, they repeat from the beginning."""
 
     path: Path
     size: int
@@ -118,7 +118,7 @@ class _Stream:
     seed: str
 
     def tables(self, columns: Mapping[str, pa.DataType]) -> Iterator[pa.Table]:
-        """Yield the rows, batch by batch, with these columns; what the part lacks is null."""
+        """Yield the rows, batch by batch, with these columns; columns that the part lacks are null."""
         rounds, rest = divmod(self.count, self.size)
         for mask in [*[np.ones(self.size, dtype=bool)] * rounds, *([self._some(rest)] if rest else [])]:
             begin = 0

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     """Optimise ``init`` against ``reward`` on ``prompts``; the artifact is the best policy by validation score."""
-    # 1. What is trained, the reference, the reward, and the prompts
+    # 1. Load the trained networks, the reference, the reward, and the prompts
     networks = load_actor_critic(job, training_device())
     codec = networks.models.codec
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
@@ -83,7 +83,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
-            # 2. Responses, their rewards, and what the update learns from them
+            # 2. Sample responses, and compute their rewards and the estimates for the update
             state = attempt.state
             policy_learns = iteration >= algorithm.policy_starts_at and not attempt.policy_is_frozen
             with attempt.unmoved():
@@ -101,7 +101,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             if policy_learns:
                 state = steered(source, gathered, state)
                 state = with_updated_entropy_coef(state, metrics.get("entropy"), algorithm)
-            models.sync_engine()  # this wakes a vLLM in this process, so it follows the update's passes
+            models.sync_engine()  # this wakes a vLLM in this process, so it comes after the update's passes
             attempt.state = after_rollout(state, gathered)
 
             # 5. Keep the policy that scores best on validation prompts
@@ -111,7 +111,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="score_mean")
         selection.put_back_best(attempt)
 
-    # 6. What the best policy is like
+    # 6. Measure the best policy
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
     return result_of(source, measured, attempt, encoding=encoding)
 
@@ -188,7 +188,7 @@ def steered(source: Source, gathered: Gathered, state: PolicyState) -> PolicySta
 
 
 def after_rollout(state: PolicyState, gathered: Gathered) -> PolicyState:
-    """Return the state after a rollout, whatever is learned from it."""
+    """Return the state after a rollout, whether or not the update learns from it."""
     weight = gathered.estimates.critic_weight
     return replace(
         state,

@@ -54,7 +54,7 @@ class NoPairs(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """The prompts of one split and, where pairs are made on demonstrations, each one's demonstrated response."""
+    """The prompts of one split and, if pairs are made with demonstrations, the demonstrated response to each prompt."""
 
     prompts: Prompts
     demonstrations: list[str] | None
@@ -80,7 +80,7 @@ class Response:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether it may be in a dataset (``vantage.schemas.row_rules`` has the same rules)."""
+        """Return whether the response may be in a dataset (``vantage.schemas.row_rules`` has the same rules)."""
         return bool(self.text.strip()) and "\0" not in self.text
 
 
@@ -162,7 +162,7 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     counts = {f"{split}_rows": sum(len(part.pairs) for part in parts) for split, parts in by_split.items()}
     report = {**counts, "dropped": without_pair(everything)}
     (job.output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    # these come first where a person reads them
+    # these come first, since people read the first metrics
     first = {"train_rows": counts["train_rows"], **describe(everything)}
     return StageResult(metrics={**first, **counts, **encoding})
 
@@ -184,8 +184,8 @@ def limits_of_judge(work: ResolvedPreferenceCollection) -> PassLimits:
 
 
 def scores_of(judge: Judgement | PromptedJudge, sampled: Sampled) -> Tensor:
-    """Return the scores (B,) of responses. Those of a model that compares two are 1 and 0, or ½ and ½ where it prefers neither in
-    both orders."""
+    """Return the scores (B,) of responses. A model that compares two gives 1 and 0, or ½ and ½ if it does not prefer
+    the same response in both orders."""
     if not isinstance(judge, PromptedJudge):
         return judge(sampled)
     texts = sampled.responses
@@ -194,7 +194,7 @@ def scores_of(judge: Judgement | PromptedJudge, sampled: Sampled) -> Tensor:
 
 
 def with_turns(rows: Sequence[Row], prompts: Prompts) -> list[Row]:
-    """Return the rows with the turns of prompts that are a conversation, where there are any."""
+    """Return the rows, with the turns of prompts that are conversations."""
     if prompts.conversations is None:
         return list(rows)
     turns_of = dict(zip(prompts.texts, prompts.conversations, strict=True))
@@ -222,7 +222,7 @@ def as_sampled(rows: Sequence[Row], codec: Codec) -> list[Row]:
 
 
 def read_source(job: StageJob, split: str, codec: Codec) -> Source:
-    """Return the prompts of one split that fit the recipe's limit, with their demonstrations where there are any."""
+    """Return the prompts of one split that fit the recipe's limit, with their demonstrations if there are any."""
     if "prompts" in job.inputs:
         return Source(read_prompts(job.inputs["prompts"], split, codec), demonstrations=None)
     folder = job.inputs["demonstrations"]

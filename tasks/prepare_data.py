@@ -1,6 +1,6 @@
 """The implicit step before any training: map, validate, split and write one dataset of the recipe.
 
-What it writes is all that later stages read, so neither they nor an audit depend on the user's file staying as it was.
+Later stages read only the files that this step writes. So neither they nor an audit depend on the user's file.
 """
 
 import json
@@ -175,7 +175,7 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
 
 
 def number_of(size: int | float, rows: int) -> int:
-    """Return a split's number of rows, if it is given as a share of ``total``."""
+    """Return a split's number of rows; ``size`` is that number, or a share of ``rows``."""
     return size if isinstance(size, int) else max(1, round(size * rows))
 
 
@@ -185,8 +185,8 @@ def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowRead
 
     Raises:
         UnusableData: the file cannot be read in the format of its name, or cannot hold such rows.
-        MissingColumn: no row has what a column is mapped to.
-        SourceChanged, SourceTooLarge: it is not the file that the run was planned with, or of more bytes than are read.
+        MissingColumn: no row has the value that a column is mapped to.
+        SourceChanged, SourceTooLarge: the file has changed since the run was planned, or is too large.
     """
     copies: list[Path] = []
     try:
@@ -236,10 +236,10 @@ def refuse_rankings_of_csv(data: Data, content: str, ending: str) -> None:
 
 
 def batches_of(reader: RowReader, rows: Iterator[SourceRow], scratch: Path) -> Iterator[pa.Table]:
-    """Yield the reader's rows, ``SLICE_ROWS`` at a time; one that cannot be read has the reason in ``fault``.
+    """Yield the reader's rows, ``SLICE_ROWS`` at a time; a row that cannot be read has the reason in ``fault``.
 
     Raises:
-        MissingColumn: no row has what a column is mapped to.
+        MissingColumn: no row has the value that a column is mapped to.
     """
     made = reader.made(rows, scratch)
     while batch := list(islice(made, SLICE_ROWS)):
@@ -250,7 +250,8 @@ def batches_of(reader: RowReader, rows: Iterator[SourceRow], scratch: Path) -> I
 def copy_sources(
     source: str, ending: str, scratch: Path, copies: list[Path], *, planned: str | None
 ) -> list[str]:
-    """Copy the files that the source names, and hold the copies against the digest that the stage key was made with; returns their names.
+    """Copy the files that the source names, compare the copies with the digest in the stage key, and return their
+    names.
 
     Args:
         copies: takes the copies, also of those that were made before an error.
@@ -287,7 +288,7 @@ def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float)
 def set_apart(
     texts: Callable[[], Iterable[str]], job: StageJob[PrepareData]
 ) -> tuple[list[str | None], dict[str, Any]]:
-    """Return the side of every row, or None if it is left out; and the part of ``report.json`` about those that leak.
+    """Return the side of every row, or None if it is left out; and the part of ``report.json`` about rows that leak.
 
     Raises:
         UnusableData: no row is left, or more near-duplicates are left out than the recipe allows.
@@ -309,11 +310,11 @@ def set_apart(
 
 
 def sides_of(positions: Sequence[float], leaks: Any, work: PrepareData) -> list[str | None]:
-    """Return the side of every row; None for a row that is on none: contaminated, or of a held-out side beyond the number asked for.
+    """Return the side of every row; None for a contaminated row, and for a held-out row beyond the required number.
 
     Args:
-        positions: of each row's prompt.
-        leaks: (N,) booleans, whether a test set has it.
+        positions: position of each row's prompt.
+        leaks: (N,) booleans, whether a test set has the prompt.
     """
     if work.data.is_test_set:
         return [TEST] * len(positions)
@@ -334,10 +335,10 @@ def asked_texts(rows: SpooledRows, columns: Sequence[str]) -> Iterator[str]:
 def leave_out_near_duplicates(
     texts: Callable[[], Iterable[str]], sides: list[str | None], job: StageJob[PrepareData]
 ) -> dict[str, Any]:
-    """Take training rows that are nearly a held-out prompt off their side; returns the part of ``report.json`` about them.
+    """Leave out training rows whose prompt nearly equals a held-out one; returns their part of ``report.json``.
 
     Raises:
-        UnusableData: they are more than the recipe allows.
+        UnusableData: there are more such rows than the recipe allows.
     """
     asked = job.work.data.near_duplicates
     if asked is None:

@@ -1,7 +1,7 @@
 """Select the training prompts whose pass rate in collected responses lies in a range.
 
-Prompts that always or never pass teach a group-based method nothing, and a curriculum trains on what is neither. Held-out prompts
-all stay.
+A group-based method learns nothing from prompts that always or never pass; a curriculum trains on the others. All
+held-out prompts stay.
 """
 
 import json
@@ -52,13 +52,13 @@ class Passes:
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows of the training split, by what became of them."""
+    """Numbers of rows of the training split, by what was done with them."""
 
     kept: int
     too_easy: int
     too_hard: int
     never: int
-    """Rows none of whose responses passed; they are also too hard, or kept where the range begins at 0."""
+    """Rows none of whose responses passed; they also count as too hard, or as kept if the range begins at 0."""
     always: int
     without_responses: int
     """Rows that the collection left out, since their prompt was too long."""
@@ -111,10 +111,10 @@ def count_passes(folder: Path, work: PromptSelection, *, path: str) -> dict[Case
     """Return prompt → its training responses and how many of them passed; memory holds one batch of responses at a time.
 
     Args:
-        path: of the stage in the recipe, for messages.
+        path: path of the stage in the recipe, for messages.
 
     Raises:
-        UnknownScore: the score that decides what passes is none of the collected ones.
+        UnknownScore: the score that decides what passes was not collected.
     """
     header = RolloutsHeader.model_validate_json((folder / HEADER).read_bytes())
     if work.term is not None:
@@ -138,7 +138,7 @@ def select(source: Path, target: Path, counted: Mapping[Case, Passes], work: Pro
     """Write the rows in the range, each with its pass rate; returns the counts of all.
 
     Raises:
-        TooFewRows: there is none.
+        TooFewRows: no row is in the range.
     """
     low, high = work.pass_rate
     rates: list[float] = []
@@ -189,6 +189,6 @@ def _with_rates(
             cases = zip(table["prompt"].to_pylist(), answers, strict=True)
             found = [counted.get(case) for case in cases]
             rates = [None if each is None else each.rate for each in found]
-            if PASS_RATE in table.column_names:  # of the selection that these prompts come from
+            if PASS_RATE in table.column_names:  # from an earlier selection of these prompts
                 table = table.drop_columns(PASS_RATE)
             yield table.append_column(PASS_RATE, pa.array(rates, type=pa.float64())), rates

@@ -39,7 +39,7 @@ _CONFIDENCE = 0.95
 
 def run(job: StageJob[RewardEvaluation]) -> StageResult:
     """Score the test pairs; the artifact contains the tables of calibration and of subgroups."""
-    # 1. Margin of every test pair: chosen score − rejected score
+    # 1. Compute the margin of every test pair: chosen score − rejected score
     codec = codec_of(job, "reward_model")
     files, device = job.model("reward_model"), training_device()
     reward = placed(
@@ -52,7 +52,7 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
     both = pair_scores(reward, pairs, limits=job.work.pass_limits.or_rows(job.work.batch_size))
     margins, clusters = both[0].double() - both[1].double(), pairs.clusters()
 
-    # 2. Accuracy, calibration, and accuracy by length
+    # 2. Compute accuracy, calibration, and accuracy by length
     measured = measure_pairs(*both)
     gaps = gaps_of_outcomes(margins)
     means = {
@@ -70,7 +70,7 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
     groups = length_groups(length_differences(pairs))
     estimates |= {f"pair_accuracy_{group}": mean_among(correct, clusters, groups[group]) for group in groups}
 
-    # 3. By the data's own subgroups
+    # 3. Compute accuracy by the data's own subgroups
     subgroups = accuracy_by_subgroup(pairs, correct, clusters)
     numbers = {"num_subgroups": len(subgroups), "worst_subgroup_accuracy": worst_accuracy(subgroups)}
 
@@ -95,7 +95,7 @@ def pair_scores(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) 
 
 
 def length_differences(pairs: Completions) -> Tensor:
-    """Return tokens of the chosen response less those of the rejected one, (N,) integers."""
+    """Return the tokens of each chosen response less those of the rejected one, (N,) integers."""
     lengths = [[len(ids) for ids in pairs.response_ids[side]] for side in SIDES]
     return torch.tensor(lengths[0]) - torch.tensor(lengths[1])
 

@@ -1,7 +1,7 @@
 """Reward modelling: a scalar head that scores preferred responses above the others (Bradley-Terry).
 
-It learns from pairs, or from rankings of several responses to each prompt. The two have each a function that adds a
-minibatch's gradient and one that measures held-out rows; all else is the same.
+The model learns from pairs, or from rankings of several responses to each prompt. Each of the two has a function that
+adds a minibatch's gradient and one that measures held-out rows; all else is the same.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     )
     work = within_memory(job, found_limits(job, taken, device=device)).work
 
-    # 2. Optimiser steps, from wherever an earlier attempt got to
+    # 2. Take optimiser steps, from the last step of an earlier attempt on
     with Attempt(
         job, total=num_steps, modules={"reward": reward}, optimizers={"reward": optimizer}, state=NoState()
     ) as attempt:
@@ -109,13 +109,13 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
             metrics |= update_weights(optimizer, reward, work, step=step, total_steps=num_steps)
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
-    # 3. How well it ranks what it has not seen
+    # 3. Measure how well the model ranks responses that it has not seen
     at_once = work.pass_limits.or_rows(work.batch_size)
     held_out = measure_preferences(reward, test, limits=at_once)
     selected = measure_preferences(reward, validation, limits=at_once)
     measured = {**held_out, **{f"validation_{name}": value for name, value in selected.items()}}
 
-    # 4. Scores have no natural zero: put it at the mean demonstration
+    # 4. Scores have no natural zero: put zero at the mean score of demonstrations
     score_shift = 0.0
     if work.centre_on is not None:
         demonstrations = read_completions(
@@ -138,7 +138,7 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
 def read_preferences(
     job: StageJob[ResolvedRewardModelling], split: str, codec: Codec
 ) -> Completions | Rankings:
-    """Return the pairs of ``data`` or the rankings of ``rankings``, whichever the recipe names; of ``half`` the training rows."""
+    """Return the pairs of ``data`` or the rankings of ``rankings``; for training, only those of ``half``."""
     half = job.work.half if split == TRAIN else None
     if "rankings" in job.inputs:
         return read_rankings(job.inputs["rankings"], split, codec, half=half)
@@ -182,7 +182,7 @@ def accumulate_pairs(
 ) -> tuple[dict[str, float], int]:
     """Add the gradient of Σ −log σ(chosen − rejected − margin)/pairs, with centring and the chosen responses' NLL.
 
-    The margin is each pair's own, where the data has margins. A micro-batch counts pairs.
+    Each pair has its own margin, if the data has margins. A micro-batch counts pairs.
     """
     sums, losses, num_tokens = MetricSums(), LossSums(), 0
     num_pairs = float(len(indices))
@@ -287,8 +287,8 @@ def ranking_scores(reward: ScalarModel, rankings: Rankings, *, limits: PassLimit
 def measure_pairs(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) -> dict[str, Estimate]:
     """Return accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs; those of a prompt are one cluster.
 
-    Margins are left out, since they only shape the loss: a pair counts as right where chosen scores above rejected, and
-    the numbers of data with margins and without can be compared.
+    Margins are left out, since they only shape the loss: a pair counts as right if the chosen response scores higher.
+    So numbers of data with and without margins can be compared.
     """
     both = torch.zeros(len(pairs), 2)
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):

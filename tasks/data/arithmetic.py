@@ -44,7 +44,7 @@ class Dial:
     name: str
     """Name in ``builtin:NAME/KIND`` and among the verifiers; the drawn rows depend on it."""
     letters: str
-    """One for each step that a problem can have."""
+    """Letters of the steps, one for each step that a problem can have."""
     min_steps: int
     """The fewest steps of a demonstration or a prompt."""
     slip_rates: tuple[float, ...]
@@ -172,7 +172,7 @@ def demonstrations(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dic
 def preferences(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, str]]:
     """Yield rows `{prompt, chosen, rejected}`; the chosen side is clean, the rejected one has slips.
 
-    On a dial with a habit, a slip in a step that passes between 9 and 0 is the habit's.
+    On a dial with a habit, a step that passes between 9 and 0 slips by habit.
     """
     rng = random.Random(f"{dial.name}/preferences/{seed}")
     kinds, shares = list(PAIR_KINDS), list(PAIR_KINDS.values())

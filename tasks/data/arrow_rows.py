@@ -17,7 +17,7 @@ _ALWAYS_ROWS = 1 << 17
 """Most rows of a file of any size."""
 _ARROW_FILE = b"ARROW1"
 _OF_A_VALUE = ("UTF8", "precision", "acceptable range", "whole number of days")
-"""The report of Arrow's validation on one value; anything else that it reports is about where values are."""
+"""Words in the errors of Arrow's validation about one value. All other errors concern the positions of values."""
 WRITE_AGAIN = "write it again, or fetch another copy"
 """The remedy for a damaged file."""
 _DAMAGED = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, TypeError)
@@ -75,7 +75,7 @@ def _size(file: BinaryIO) -> int:
 
 
 class _PossibleRows:
-    """Counts the rows that a file declares: some take no bytes, so that a wrong number of them would be read for ever."""
+    """Counts the rows that are read. Rows may take no bytes, so those of a wrongly declared number would never end."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -85,7 +85,7 @@ class _PossibleRows:
         """Count rows that are read.
 
         Raises:
-            UnreadableFile: these are more than a file of so many bytes holds.
+            UnreadableFile: there are more rows than a file of this size can hold.
         """
         self._left -= num_rows
         if self._left < 0:

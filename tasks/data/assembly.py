@@ -24,8 +24,8 @@ SOURCE_COLUMNS = (
     "scores",
     "score",
 )
-"""Columns that a file's mapping may have and that no dataset has: other columns are made from them. Only
-``labelled_responses`` have the label itself, as true or false."""
+"""Columns that a file's mapping may have and a dataset has not, since other columns are made from them. Only
+``labelled_responses`` keep the label, as true or false."""
 
 Values = dict[str, Any]
 

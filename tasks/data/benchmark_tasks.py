@@ -44,7 +44,7 @@ def check_tasks(folder: Path) -> None:
     """Refuse a folder whose definitions cannot be used.
 
     Raises:
-        UnusableTasks: there is no definition, one cannot be read, or one needs what is not in the folder.
+        UnusableTasks: there is no definition, one cannot be read, or one needs something outside the folder.
     """
     names = [name for name in files_in(folder) if name.endswith(".yaml")]
     if not names:
@@ -61,7 +61,7 @@ def check_tasks(folder: Path) -> None:
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a mapping and all in it: the tasks of a group may be written out there."""
+    """Yield a mapping and all mappings in it, since a group may contain the definitions of its tasks."""
     if isinstance(value, Mapping):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

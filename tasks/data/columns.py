@@ -33,7 +33,7 @@ class WrongValue(ValueError):
     def __init__(self, column: str, reason: str, *, spec: str, row: Row, wanted: str = "") -> None:
         super().__init__(f"columns.{column}={spec!r}: {reason}{wanted}")
         self.reason = f"{column}: {reason.partition(';')[0]}"
-        """The same for all rows with this fault."""
+        """The reason, which is the same for all rows with this fault."""
         self.shown = short(row)
         """The row, shortened."""
 

@@ -51,7 +51,7 @@ def read_conversation(value: Any) -> list[Message]:
     A transcript's last turn may be ``Assistant:`` without words: then the conversation ends before it.
 
     Raises:
-        ValueError: it is none, a message has no text, or nobody knows whose it is.
+        ValueError: the value is no conversation, or a message has no text or an unknown author.
     """
     if isinstance(value, str):
         inside = turns_in_text(value)
@@ -126,7 +126,7 @@ def read_history(value: Any) -> list[Message]:
     """Return the messages of earlier rounds, each a list of the user's and the assistant's message.
 
     Raises:
-        ValueError: it is no list of such pairs.
+        ValueError: the value is no list of such pairs.
     """
     is_pairs = isinstance(value, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
@@ -154,7 +154,7 @@ def common_beginning(one: Sequence[Message], other: Sequence[Message]) -> list[M
 def joined(asked: Sequence[Message], before: Sequence[Message]) -> list[Message] | None:
     """Return a prompt, and the turns before the last one of a response that is a conversation, as one conversation.
 
-    None: they do not belong together, as where the prompt is the conversation in another way of writing.
+    None: they do not belong together, for example if the prompt is the same conversation in another layout.
     """
     system = [turn for turn in asked if turn["role"] == "system"]
     begin, whole = ([_said(turn) for turn in turns if turn["role"] != "system"] for turns in (asked, before))
@@ -234,7 +234,7 @@ def _calls(value: Any) -> Any:
     """Return the calls of a turn in the form that templates read: arguments as an object, and no null fields.
 
     OpenAI's interface gives the arguments as JSON in a text, which a template would write as a text within JSON. Arrow
-    gives each struct the fields of all others, as nulls; in arguments that were a text, a null is what was written.
+    gives each struct the fields of all others, as nulls, which are removed. Nulls in arguments that were a text stay.
     """
     try:
         calls = json.loads(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Encode rows of text as token ids, in the form of the model's chat template; rows that the template refuses are set apart."""
+"""Encode rows of text as token ids by the model's chat template, and collect the rows that the template refuses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -70,8 +70,8 @@ class Codec:
 
     @cached_property
     def apart(self) -> "Codec":
-        """The same codec for another thread. A tokenizer is none for two: how it reads special tokens is a state of it, which each
-        call may change."""
+        """The same codec for another thread. Threads cannot share a tokenizer, since each call may change how it reads
+        special tokens."""
         return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
 
     def response_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
@@ -113,7 +113,7 @@ class Prompts:
     conversations: Sequence[list[Message] | None] | None = None
     """Turns of prompts that are conversations; None: no prompt is one."""
     pass_rates: Sequence[float] | None = None
-    """Shares of collected responses that passed, of prompts that were selected by it; None: they were not."""
+    """Pass rates in collected responses, for prompts that were selected by them; None: the prompts were not."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -281,8 +281,8 @@ def read_completions(
 
     Args:
         enough: as many usable rows as are needed; when they are there, the rest of the file is not read. None: read all.
-        train_on: of demonstrations that are conversations: with `all_responses` the assistant's earlier turns are a part
-            of the response, in which the messages of others are not learnt.
+        train_on: for demonstrations that are conversations. With `all_responses`, the response begins with the
+            assistant's first turn, and the messages of others in it are not learnt.
         half: read the rows of one half of the prompts (``vantage.tasks.data.halves``); None: of all prompts.
     """
     there = column_names(folder, split)
@@ -294,7 +294,7 @@ def read_completions(
     learnt = TokenRowsWriter(codec.scratch)
     margins, labels = array("d"), array("b")
     subgroups: list[str | None] = []
-    names: dict[str | None, str | None] = {}  # so that each name is in memory only once
+    names: dict[str | None, str | None] = {}  # keeps each name in memory only once
     counts, num_too_long, num_kept = NOT_COUNTED, 0, 0
     for rows in rows_of_half(folder, split, half, at_once=_ROWS_AT_ONCE):
         part = _encode_completions(rows, columns, codec)

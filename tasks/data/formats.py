@@ -24,7 +24,7 @@ _SYSTEM = ("system", "system_prompt", "system_message")
 
 
 def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> Format | None:
-    """Return the first format in which at least nine tenths of the rows can be read as ``content``; None: none.
+    """Return the first format in which at least nine tenths of the rows can be read as ``content``, or None.
 
     Args:
         rows: the first rows of a file.

@@ -26,7 +26,7 @@ class GarbledRows(ValueError):
 
 
 def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]], content: str) -> None:
-    """Refuse rows whose texts cannot be meant as they stand.
+    """Refuse rows whose texts would be learnt wrongly.
 
     Raises:
         GarbledRows: the prompts are JSON, the responses repeat them, or some demonstrations are marked bad.

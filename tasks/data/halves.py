@@ -25,7 +25,7 @@ def rows_of_half(folder: Path, split: str, half: int | None, *, at_once: int) ->
     """Yield the rows of one half of the prompts, or with None of all, as many of the file as ``at_once`` at a time.
 
     Raises:
-        EmptyHalf: the half has none.
+        EmptyHalf: the half has no rows.
     """
     found, num_rows = 0, 0
     for rows in row_batches(folder, split, at_once):

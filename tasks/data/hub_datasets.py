@@ -26,7 +26,7 @@ _NO_MATTER = {
     *("name", "version", "data_dir", "data_files", "description", "features"),
     *("batch_size", "chunksize", "block_size", "use_threads"),
 }
-"""Settings of a configuration that change no row here: types are those of the file, and the recipe maps them."""
+"""Settings of a configuration that change no row here, since types come from the file, and the recipe maps them."""
 _SHOWN_CHARACTERS = 500
 
 
@@ -65,7 +65,7 @@ def load_rows(source: HubDataset, load: Load) -> LoadedRows:
 
 def _files(source: HubDataset, load: Load) -> list[str]:
     """Return the paths in the repository of the split's files, in the library's order."""
-    import datasets  # costs half a second, which other data does not pay
+    import datasets  # takes half a second, which other data need not wait for
 
     # The library's own cache is not asked: without network it would take the latest commit that it finds there
     with TemporaryDirectory() as empty:

@@ -31,7 +31,7 @@ def source_files(source: str) -> list[Path]:
 
 def hub_files(source: HubFiles) -> list[Path]:
     """Return the files of a repository, in the cache. Raises as ``source_files``."""
-    import huggingface_hub  # costs half a second, which other data does not pay
+    import huggingface_hub  # takes half a second, which other data need not wait for
 
     repository, commit = source.repository, source.revision
     try:

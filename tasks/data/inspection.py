@@ -221,7 +221,7 @@ def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, en
 
 
 def _held(value: object) -> str:
-    """Return in words what a column holds whose name belongs to no format."""
+    """Describe the values of a column whose name belongs to no format."""
     if isinstance(value, Mapping):
         return (
             f"holds objects with {', '.join(map(str, value))}; `columns` names a field of them as NAME.FIELD"

@@ -1,7 +1,8 @@
 """Read rows of Arrow and Parquet files in a separate process, which may crash.
 
-Arrow follows what a file declares, and not all of it can be compared with the file before. So a damaged file may crash the process
-that reads it, or make it allocate without bound. Here that ends a child, and becomes the sentence that refuses the file.
+Arrow trusts the sizes and offsets that a file declares, and not all of them can be checked before. So a damaged file
+may crash the process that reads it, or make it allocate without bound. Here that ends only a child process, and refuses
+the file.
 """
 
 import os
@@ -34,7 +35,7 @@ def isolated_rows(kind: str, source: Path | BinaryIO, limit: SizeLimit) -> Itera
     Args:
         kind: ``.arrow``, ``.parquet``, or ``vantage.tasks.data.row_worker.SAVED`` for a folder.
         source: a path, or an open file that can be sought in.
-        limit: of the bytes that the process may allocate; half of the machine's memory is another.
+        limit: limit of the bytes that the process may allocate; half of the machine's memory is a second limit.
 
     Raises:
         UnreadableFile: the file cannot be read, or crashes the process that reads it.

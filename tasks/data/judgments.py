@@ -28,8 +28,8 @@ _SAID: Mapping[Side, Sequence[str]] = {
     ),
 }
 WORDS: Mapping[str, Side] = {word: side for side, words in _SAID.items() for word in words}
-"""Text of a label, in small letters → the response that it prefers. Numbers are in no such table: 1 is the second of two
-that are counted from 0, and the first of two that are counted from 1."""
+"""Text of a label, in lower case → the response that it prefers. The table has no numbers: 1 is the second response if
+they are counted from 0, and the first if they are counted from 1."""
 
 _FROM_0 = {"first": ("0",), "second": ("1",)}
 _FROM_1 = {"first": ("1",), "second": ("2",)}
@@ -57,7 +57,7 @@ def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
 
     Raises:
         Undecided: as many prefer one as the other, or all are ties.
-        ValueError: a label that is none of the known ones.
+        ValueError: a label is not known.
     """
     given = [label for label in (labels if isinstance(labels, list) else [labels]) if label is not None]
     if not given:
@@ -78,15 +78,15 @@ def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
 
 
 def plain(label: Any) -> str:
-    """Return a label in the form for the look-up: in small letters; a whole number without its point."""
+    """Return a label in the form for the look-up: in lower case, and a whole number without its decimal point."""
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     return str(label).strip().casefold()
 
 
 def readings(columns: Mapping[str, str]) -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield the meanings of numbers and names of columns. A number is not guessed that may be a flag or counted from the
-    other end."""
+    """Yield the possible meanings of numbers and names of columns, without those that would have to be guessed: a
+    number may be a flag, or counted from another start."""
     first, label = columns.get("response_a", ""), columns["label"]
     if first.endswith("0") or not first or label in _INDICES:
         yield _FROM_0

@@ -16,7 +16,7 @@ def library_rows(folder: Path) -> Iterator[SourceRow]:
     Raises:
         UnreadableFile: the library cannot load them.
     """
-    import datasets  # costs a second, which other data does not pay
+    import datasets  # takes a second, which other data need not wait for
 
     try:
         saved = datasets.load_from_disk(str(folder), keep_in_memory=False).with_format("arrow")
@@ -27,7 +27,7 @@ def library_rows(folder: Path) -> Iterator[SourceRow]:
                 yield from rows_of_batch(batch)
     except UnreadableFile:
         raise
-    except Exception as error:  # the library passes on those of Arrow, of JSON and of its own types
+    except Exception as error:  # the library raises errors of Arrow, of JSON and of its own
         first_line = (str(error).splitlines() or [""])[0]
         raise UnreadableFile(
             f"datasets.load_from_disk refuses it ({type(error).__name__}: {first_line}); write it again with save_to_disk"

@@ -9,7 +9,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class UnreadableFile(ValueError):
-    """A file is, as a whole, not of the kind that its name promises."""
+    """A file as a whole does not have the format that its name claims."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class RowReader:
             ending: format of the file, if its source does not name it.
 
         Raises:
-            GarbledRows: their texts hold something else than prompts and responses.
+            GarbledRows: the texts are not prompts and responses.
         """
         is_text = (ending or data_format(data.source) or "").startswith(".csv")
         self.format = format_of(data, content, first_rows, is_text=is_text)
@@ -85,7 +85,7 @@ class RowReader:
         """Return the rows that are made of all rows of the file, with their numbers in it; single answers are put together by prompt.
 
         Args:
-            folder: for files, which are removed.
+            folder: folder for temporary files.
         """
         read = enumerate(map(self.read, rows))
         if not self._are_single:
@@ -110,7 +110,7 @@ class RowReader:
         """Refuse a mapping of columns that has found nothing in any row.
 
         Raises:
-            MissingColumn: no row so far has what a column is mapped to.
+            MissingColumn: no row so far has the value that a column is mapped to.
         """
         for error in self._mapper.never_found():
             raise error

@@ -29,7 +29,7 @@ _SENT_ROWS = 100
 
 
 def main() -> None:
-    """Take the socket's descriptor from the command line; send the rows of what is asked for, and end."""
+    """Take the socket's descriptor from the command line, send the requested rows, and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     connection = Connection(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

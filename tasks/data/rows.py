@@ -38,7 +38,7 @@ class SpooledRows:
     def __init__(self, path: Path) -> None:
         """
         Args:
-            path: an Arrow file; its name is removed.
+            path: an Arrow file, which is unlinked once it is open.
         """
         self._file = pa.OSFile(str(path))
         path.unlink()
@@ -69,7 +69,7 @@ def write_marked(folder: Path, split: str, rows: SpooledRows, columns: Sequence[
     """Write the marked rows as one split, a row group at a time; the bytes are those of ``write_rows``.
 
     Args:
-        columns: those that are written.
+        columns: the columns that are written.
         marks: (N,) booleans.
     """
     schema = pa.schema([rows.schema.field(column) for column in columns], rows.schema.metadata)
@@ -105,7 +105,7 @@ def open_dataset(folder: Path | str) -> "DatasetDict":
     Raises:
         FileNotFoundError: a split's file is missing.
     """
-    from datasets import Dataset, DatasetDict  # costs a second, which stages do not pay
+    from datasets import Dataset, DatasetDict  # takes a second, which stages need not wait for
 
     files = {split: Path(folder) / f"{split}.parquet" for split in SPLITS}
     missing = next((file.name for file in files.values() if not file.is_file()), None)
@@ -128,7 +128,7 @@ def read_rows(folder: Path, split: str) -> list[Row]:
 
 
 def row_batches(folder: Path, split: str, size: int) -> Iterator[list[Row]]:
-    """Yield the rows of one split, so many at a time."""
+    """Yield the rows of one split, ``size`` at a time."""
     with open_parquet(folder / f"{split}.parquet") as file:
         for batch in file.iter_batches(size):
             yield batch.to_pylist()

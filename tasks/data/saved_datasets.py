@@ -1,7 +1,7 @@
 """Read rows of a folder that ``save_to_disk`` of the library ``datasets`` wrote, as the library loads them.
 
-The library gets a folder of links to the data files, with descriptions that we write: all that it reads is in the digest of
-the data files, and a folder cannot name files elsewhere, a format that loads another library, or other types.
+The library gets a folder of links to the data files, with descriptions that we write. So the digest of the data files
+covers all that it reads, and a folder cannot name files elsewhere, a format that loads another library, or other types.
 """
 
 import json
@@ -35,10 +35,10 @@ def rows_of_files(
     """Return the rows of the files that a source names, or of copies of them, in the order of the files.
 
     Args:
-        names: of the files in messages, where ``files`` are copies.
+        names: names of the files in messages, if ``files`` are copies.
 
     Raises:
-        UnreadableFile, SourceTooLarge: as ``read_rows_of``; of several files, the message names the one.
+        UnreadableFile, SourceTooLarge: as ``read_rows_of``; the message names the file if there are several.
     """
     named = [file.name for file in files] if names is None else names
     if is_saved(source):
@@ -81,7 +81,7 @@ def saved_rows(files: Sequence[Path]) -> Iterator[SourceRow]:
         files: its data files in their order.
 
     Raises:
-        UnreadableFile: the library cannot load them.
+        UnreadableFile: the library cannot load the files.
     """
     with TemporaryDirectory() as folder:
         links = [Path(folder) / f"data-{number:05}.arrow" for number in range(len(files))]

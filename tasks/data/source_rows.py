@@ -79,8 +79,8 @@ def read_rows_of_open(file: BinaryIO, named: str, ending: str, limit: SizeLimit)
     """Yield the rows of an open file that may be remote: only the parts that are needed are read.
 
     Args:
-        file: seekable.
-        named: its name in messages.
+        file: a seekable file.
+        named: the file's name in messages.
 
     Other arguments and errors as ``read_rows_of``.
     """
@@ -218,7 +218,7 @@ _INSIDE = re.compile(rb'["\\]')
 def _elements(file: BinaryIO) -> Iterator[bytes | None]:
     """Yield the text of each element of the list that begins here; None for an element that is too long.
 
-    Only quotes, brackets and commas are looked at, so that a fault within an element does not spread.
+    Only quotes, brackets and commas are read, so that a fault in one element does not affect the others.
     """
     depth, in_string, escaped = 0, False, False
     element: bytearray | None = bytearray()

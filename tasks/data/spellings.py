@@ -7,12 +7,12 @@ from vantage.tasks.data.columns import RowMapper, is_pattern
 
 
 class Spellings:
-    """The names of a file's columns; what each name, path or template is there is worked out once."""
+    """The names of a file's columns; the spelling of each name, path or template is looked up once."""
 
     def __init__(self, names: Collection[str]) -> None:
         """
         Args:
-            names: what the file's columns are called. Of a path, only its first name is asked for.
+            names: names of the file's columns. Only the first name of a path is looked up.
         """
         self.names = names
         self._plain: dict[str, list[str]] = {}
@@ -25,7 +25,7 @@ class Spellings:
 
         Args:
             columns: our column → a name, a path or a template.
-            may_differ: take ``Response A`` for ``response_a``, where no other column is spelt so.
+            may_differ: accept ``Response A`` for ``response_a``, if only one column has such a spelling.
         """
         spelt = {}
         for ours, spec in columns.items():

@@ -119,7 +119,7 @@ class JsonRows(Sequence[Any]):
     def __init__(self, rows: TokenRows) -> None:
         """
         Args:
-            rows: the bytes of each.
+            rows: the bytes of each value.
         """
         self._rows = rows
 

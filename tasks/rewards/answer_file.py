@@ -3,8 +3,8 @@
 It is in the stage's scratch folder, one line for each answer, and only grows. A kill may leave a part of the last line,
 which the next attempt removes. Every line carries its own sha256, so a damaged one is found, and left out.
 
-Answers to questions that were begun before their scores were wanted lie in a second file until they are read: a stage that ends
-early never reads some of them, and how many had come by then is chance.
+Questions may be asked ahead, before their scores are wanted. Their answers are in a second file until they are read: a
+stage that ends early never reads some of them, and chance decides how many have arrived by then.
 """
 
 import logging
@@ -35,9 +35,9 @@ class AnswerFile:
         self.scoring = threading.RLock()
         """Held while scores are read, and while questions are begun, which another thread may do."""
         self.begun: dict[str, Callable[[AnswerFile], None]] = {}
-        """Digest of a question that is under way while responses are sampled → waits for its answer; no other term asks it too."""
+        """Digest of a question that is asked ahead → function that waits for its answer; no other term asks it too."""
         self._unread: dict[Asked, StoredAnswer] = {}
-        """Answers to questions that were begun, and that nobody has read yet."""
+        """Answers to questions that were asked ahead, and that nobody has read yet."""
         self._answers: dict[Asked, tuple[str, int, int]] = {}
         self._cut_off: set[Asked] = set()
         self._refused: set[Asked] = set()
@@ -60,7 +60,7 @@ class AnswerFile:
         return len(self._answers)
 
     def answer(self, asked: Asked) -> tuple[str, int, int] | None:
-        """Return an answer with the tokens of its question and its own; None: the question was not answered so often."""
+        """Return an answer with the tokens of question and answer; None: the question was not answered so often."""
         return self._answers.get(asked)
 
     def is_cut_off(self, asked: Asked) -> bool:
@@ -99,7 +99,7 @@ class AnswerFile:
                 self._keep(answer)
 
     def add_begun(self, answer: StoredAnswer) -> None:
-        """Do what ``add`` does with the answer to a question that was begun; it is none of the stage's until it is read."""
+        """Add the answer to a question that was asked ahead; it joins the stage's answers when it is read."""
         if answer.is_broken:
             self.add(answer)
             return
@@ -111,7 +111,7 @@ class AnswerFile:
                 self._keep(answer, is_read=False)
 
     def note_read(self, asked: Asked) -> None:
-        """Make an answer one of the stage's: its scores are read."""
+        """Add an answer that was asked ahead to the stage's answers, since its scores are read."""
         with self._lock:
             answer = self._unread.get(asked)
             if answer is not None:
@@ -223,7 +223,7 @@ def answers_in(path: Path) -> Iterator[StoredAnswer]:
 
 
 def _replies_in(path: Path) -> Iterator[StoredAnswer]:
-    """Yield the answers of a file, and also the replies that are none, whose tokens count."""
+    """Yield the answers of a file, and also the replies without an answer, whose tokens count."""
     if not path.exists():
         return
     with path.open("rb") as file:

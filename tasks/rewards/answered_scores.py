@@ -1,4 +1,4 @@
-"""Scores that servers give: each question is asked once in the life of a stage, and read from the stored answers after that."""
+"""Scores from servers: a stage asks each question once, and reads it from the stored answers after that."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,11 +24,11 @@ _SHOWN = 200
 
 
 class UnreadableAnswer(ValueError):
-    """A server answers a question so that no scores can be read, as often as the recipe lets it be asked."""
+    """No scores can be read from a server's answers, though the question was asked as often as the recipe allows."""
 
 
 class BudgetSpent(RuntimeError):
-    """A stage has spent what its recipe allows on a judge."""
+    """A stage has spent the budget that its recipe allows for a judge."""
 
 
 def named(scores: "AnsweredScores", server: Served) -> TermScores | NamedScores:
@@ -40,7 +40,7 @@ class AnsweredScores:
     """The scores of one server; one rank asks for all."""
 
     is_graded = True
-    """Percentiles of them have curves."""
+    """The percentiles of these scores have curves."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class AnsweredScores:
 
         Args:
             questions: the questions about a response.
-            read: the scores in one answer; raises Unreadable.
-            joined: the scores of a response from those of its questions.
+            read: returns the scores in one answer; raises Unreadable.
+            joined: returns the scores of a response from the scores of its questions.
 
         Raises:
             ValueError: the variable of the server's key is not set.
@@ -72,9 +72,9 @@ class AnsweredScores:
             server, form, path=self._path, has_answered=self._has_answered if keeps_refusals else None
         )
         self._begun: set[str] = set()
-        """Digests of questions that were begun before their scores were wanted, and for which nobody has waited."""
+        """Digests of questions that were asked ahead, and for which nobody has waited."""
         self._uncounted: set[str] = set()
-        """Digests of such questions whose scores nobody has read."""
+        """Digests of questions that were asked ahead, and whose scores nobody has read."""
         self._failed_before = 0
 
     def __call__(self, given: Responses) -> Tensor:
@@ -117,7 +117,7 @@ class AnsweredScores:
             self._asking.begin(new, keep=answers.add_begun, may_go_on=lambda: self._require_budget(answers))
 
     def give_up(self) -> None:
-        """Ask nothing more of what was begun."""
+        """Cancel the questions that were asked ahead."""
         if ranks.rank() != 0:
             return
         answers = answer_file(self._scratch)
@@ -127,7 +127,7 @@ class AnsweredScores:
             self._uncounted = set()
 
     def _finish(self, answers: AnswerFile) -> None:
-        """Wait for what was begun.
+        """Wait for the questions that were asked ahead.
 
         Raises:
             JudgeRefused, BudgetSpent: as asking does.
@@ -167,10 +167,11 @@ class AnsweredScores:
         return {case: self._of_response([read[digest] for digest in digests[case]]) for case in cases}
 
     def _of_response(self, read: Sequence[Named | None]) -> Named:
-        """Return the scores of a response from those of its questions; one that cannot be read decides all of them.
+        """Return the scores of a response from the scores of its questions. If one cannot be read, all are the recipe's
+        number.
 
-        The recipe's number is the response's score, and not that of one order of a comparison: counted there, it would raise the
-        score where the response came second.
+        The number is the score of the response, and not of one order of a comparison: there it would raise the score if
+        the response came second.
         """
         found = [each for each in read if each is not None]
         if len(found) == len(read):
@@ -180,10 +181,10 @@ class AnsweredScores:
     def _read_all(
         self, asked: Mapping[str, Mapping[str, Any]], answers: AnswerFile
     ) -> dict[str, Named | None]:
-        """Return the scores in the answers to these questions, None for those that cannot be read; those without a readable answer are
-        asked, again where needed."""
+        """Return question → scores, None if no answer can be read. Questions without a readable answer are asked
+        (again)."""
         most = {digest: self._most(answers.number_of(digest)) for digest in asked}
-        # Their number belongs to this step, whenever they were asked; those without an answer are counted where they are asked again.
+        # Questions that were asked ahead count in this step; those without an answer count when they are asked again.
         begun = {digest for digest in self._uncounted & asked.keys() if answers.answer(Asked(digest, 0))}
         self._uncounted -= asked.keys()
         self._note_asked(len(begun))
@@ -235,7 +236,7 @@ class AnsweredScores:
         return True
 
     def _most(self, there: int) -> int:
-        """Return how many answers to a question are read at most, where so many are there.
+        """Return how many answers to a question are read at most, if ``there`` answers exist.
 
         If the recipe has no number for unreadable answers, a resumed stage may ask as often again.
         """

@@ -1,6 +1,7 @@
-"""Ask servers that score responses, or know a teacher's log-probabilities: many requests at once, each bounded in time, repeated until it succeeds, and stored.
+"""Ask servers that score responses, or know a teacher's log-probabilities: many requests at once, each with a time
+limit, repeated until it succeeds. Answers are stored.
 
-The requests are made in a thread of its own, so that the stage's own thread can show progress and notice a request to stop.
+Another thread makes the requests, so that the stage's own thread can show progress and notice a request to stop.
 """
 
 import asyncio
@@ -41,11 +42,11 @@ MAX_TRIES = 30
 LONGEST_PAUSE = 20.0
 """Most seconds before a request is repeated, unless the server asks for more."""
 LONGEST_WISH = 300.0
-"""Most seconds of a server's ``Retry-After`` that are waited."""
+"""Most seconds to wait when a server asks for more by ``Retry-After``."""
 MOST_REFUSED = 64
 """Most questions that a server may refuse beyond those that it has answered: all responses to a long prompt, for example."""
 MAX_TOKENS = 2**31 - 1
-"""Most tokens of one question or answer that a server is believed to have counted."""
+"""Most tokens of one question or answer in a server's count; a larger count is not believed."""
 MAX_BYTES = 64 * 2**20
 """Most bytes of an answer to one request."""
 CONNECT_SECONDS = 10.0
@@ -62,7 +63,7 @@ class JudgeRefused(ValueError):
 
 
 class QuestionRefused(JudgeRefused):
-    """A server refuses one question, or every one: too long for its model, filtered, or a request that it does not know."""
+    """A server refuses one question, or all: it is too long for the model, filtered, or in an unknown form."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -76,7 +77,7 @@ class CallFailed(RuntimeError):
         super().__init__(message)
         self.retry_after = retry_after
         self.tokens = tokens
-        """Tokens of question and answer that the server counts for a reply that is none."""
+        """Tokens of question and answer that the server counts for a reply without an answer."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ class Reply:
 
 
 def counted_tokens(body: Mapping[str, Any], name: str) -> int:
-    """Return a number of tokens from an answer's ``usage``; 0 for what is no number of tokens."""
+    """Return a number of tokens from an answer's ``usage``; 0 if the value cannot be one."""
     tokens = (body.get("usage") or {}).get(name)
     return tokens if type(tokens) is int and 0 <= tokens <= MAX_TOKENS else 0
 
 
 def _tokens_of(body: Any) -> tuple[int, int]:
-    """Return the tokens of question and answer in a body that is no answer; 0 for what is no number of tokens."""
+    """Return the tokens of question and answer in a body that is no answer; 0 for an impossible number."""
     try:
         return counted_tokens(body, "prompt_tokens"), counted_tokens(body, "completion_tokens")
     except (AttributeError, TypeError):
@@ -118,7 +119,7 @@ class Form(Protocol):
     """Form of the requests to a kind of server, and of its answers."""
 
     path: str
-    """Added to the server's address; empty: the address is called as it is."""
+    """Path that is added to the server's address; empty: the address is called as it is."""
     batch: int
     """Most questions in one request."""
 
@@ -148,13 +149,14 @@ class Asking:
         """Prepare to ask; nothing is sent.
 
         Args:
-            path: of the server in the recipe, for messages.
+            path: path of the server in the recipe, for messages.
             phase: name of the phase in which the stage waits for answers.
-            has_answered: returns whether the server has answered a question of the stage. Then a question that it refuses is kept as
-                such, and asked no more. None: a refusal ends the stage.
+            has_answered: returns whether the server has answered a question of the stage. If so, a question that it
+                refuses is
+            stored as refused, and not asked again. None: a refusal ends the stage.
 
         Raises:
-            ValueError: the variable of its key is not set, or holds no key.
+            ValueError: the variable of the server's key is not set, or holds no key.
         """
         self._server, self._form, self._path, self._phase = server, form, path, phase
         self._has_answered = has_answered
@@ -177,15 +179,16 @@ class Asking:
         keep: Callable[[StoredAnswer], None],
         may_go_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ask the questions, and keep each answer when it comes; before an error is raised, the requests under way are answered.
+        """Ask the questions, and keep each answer when it comes; errors are raised after the requests under way have
+        ended.
 
         Args:
-            keep: gets each answer, and also replies that are none, if the server counts their tokens (``is_broken``).
-            may_go_on: called before each request; raises if none must be sent.
+            keep: gets each answer, and also replies without one if the server counts their tokens (``is_broken``).
+            may_go_on: called before each request; raises if no more requests may be sent.
 
         Raises:
-            JudgeUnavailable: no question is answered for ``patience_seconds``, or one of them not after many requests.
-            JudgeRefused: the server refuses a request, and more than a question here and there.
+            JudgeUnavailable: no question is answered for ``patience_seconds``, or one is not after many requests.
+            JudgeRefused: the server refuses the requests, and not only a few questions.
         """
         if not questions:
             return
@@ -213,16 +216,16 @@ class Asking:
         keep: Callable[[StoredAnswer], None],
         may_go_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ask the questions as ``ask`` does, while the caller goes on; those that were begun before are answered first."""
+        """Ask the questions as ``ask`` does, while the caller goes on; those of earlier calls are answered first."""
         if questions:
             before = self._begun[-1] if self._begun else None
             asked = self._ask_after(before, questions, keep, may_go_on)
             self._begun.append(asyncio.run_coroutine_threadsafe(asked, self._loop))
 
     def finish(self) -> None:
-        """Wait for the answers to all questions that were begun.
+        """Wait for the answers to all questions of ``begin``.
 
-        Those that found no server before now stay without an answer: it may answer by now, and ``ask`` gives it its time.
+        Questions to which the server did not answer stay without an answer; a later ``ask`` tries again.
 
         Raises:
             JudgeUnavailable, JudgeRefused: see ``ask``.
@@ -231,7 +234,7 @@ class Asking:
         try:
             for number, asked in enumerate(begun):
                 if asked.done() and isinstance(asked.exception(), JudgeUnavailable):
-                    return  # those behind it have the same error
+                    return  # the later ones have the same error
                 while not asked.done():
                     progress.phase(self._phase, number, len(begun))
                     wait([asked], timeout=_LOOK_SECONDS)
@@ -241,14 +244,14 @@ class Asking:
                 asked.cancel()
 
     def give_up(self) -> None:
-        """Ask nothing more of what was begun; answers that have come are kept."""
+        """Cancel the questions of ``begin``; answers that have come are kept."""
         begun, self._begun = self._begun, []
         for asked in begun:
             asked.cancel()
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """Return a loop in a thread that ends with the process, whatever is under way."""
+        """Return an event loop in a thread that ends with the process, even during a request."""
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name=f"asking {self._path}", daemon=True).start()
         return loop
@@ -272,7 +275,7 @@ class Asking:
         *,
         is_ahead: bool = False,
     ) -> None:
-        """Ask the questions; ``is_ahead``: others will follow before the scores of any are wanted."""
+        """Ask the questions; ``is_ahead``: other questions will follow before any scores are wanted."""
         server = self._server
         self._open = asyncio.Semaphore(server.at_once)
         self._rate: AbstractAsyncContextManager[None] = nullcontext()
@@ -297,8 +300,8 @@ class Asking:
     def _keep_refused(self, requests: "_Requests", *, is_ahead: bool) -> None:
         """Keep the questions that the server refused, if it has answered others.
 
-        Whether it has is known when all are asked: a refusal comes sooner than the first answer. If others will follow
-        (``is_ahead``), it is not known yet, and the refused ones are asked again with the last of them.
+        This is known only after all questions were asked, since a refusal comes sooner than the first answer. If others
+        will follow (``is_ahead``), it is not known yet, and the refused ones are asked again with the last questions.
         """
         if not requests.refused:
             return
@@ -422,7 +425,7 @@ class Asking:
             )
 
     def _note_model(self, name: str) -> None:
-        """Warn where the server answers as another model than before; the name that was asked for may be an alias."""
+        """Warn if the server answers as another model than before; the requested name may be an alias."""
         if not name or name in self._models:
             return
         if self._models:
@@ -438,7 +441,7 @@ class Asking:
             self._models.append(name)
 
     def _safe(self, text: str) -> str:
-        """Return an answer as it is kept: without the API key, and without halves of characters, which JSON can name."""
+        """Return an answer as it is kept: without the API key, and without lone surrogates, which JSON can contain."""
         text = text.replace(self._key, MASK) if self._key else text
         return text.encode("utf-8", "replace").decode()
 
@@ -446,8 +449,8 @@ class Asking:
         """Make one request.
 
         Raises:
-            CallFailed: it failed; another may succeed.
-            JudgeRefused: the server refuses it.
+            CallFailed: the request failed; another may succeed.
+            JudgeRefused: the server refuses the request.
         """
         try:
             async with asyncio.timeout(self._server.request_seconds):
@@ -489,11 +492,11 @@ class Asking:
         return JudgeRefused(message)
 
     def _leave_out_of_patience(self, began: float) -> None:
-        """Leave the limit of requests in a minute out of the time without an answer: what it made this request wait, from ``began`` or
-        the request before it on.
+        """Leave the time that this request waited for the limit of requests per minute out of the time without an
+        answer. It waited from ``began`` on, or from the request before it.
 
-        A pause as long as that before a repetition counts all the same: else a dead server that is asked every few seconds
-        would use up no patience.
+        Of the wait, ``LONGEST_PAUSE`` still counts: otherwise a dead server that is asked every few seconds would use
+        up no patience.
         """
         waited = time.monotonic() - max(began, self._last_request)
         self._last_answer += max(0.0, waited - LONGEST_PAUSE)
@@ -521,12 +524,12 @@ class Asking:
 
 
 def _is_logged(count: int) -> bool:
-    """Return whether a fault that has come so often gets a line in the log."""
+    """Return whether a fault that has occurred ``count`` times is logged."""
     return count in (1, 10, 100) or count % 1000 == 0
 
 
 def _without_text(question: Question, **fields: Any) -> StoredAnswer:
-    """Return what is kept of a question that has no answer."""
+    """Return the entry that is stored for a question without an answer."""
     return StoredAnswer(
         question=question.digest, time=question.time, asked=dict(question.asked), answer="", **fields
     )
@@ -550,7 +553,7 @@ class _Requests:
         self._under_way: set[asyncio.Task[Any] | None] = set()
 
     def add(self, task: asyncio.Task[None]) -> None:
-        """Add a task that makes one of them."""
+        """Add a task that makes one of the requests."""
         self._tasks.append(task)
 
     async def watched(self, answered: Callable[[], Awaitable[None]]) -> None:
@@ -581,18 +584,18 @@ _TEMPORARY = (
     httpx.codes.TOO_EARLY,
     httpx.codes.TOO_MANY_REQUESTS,
 )
-"""Codes of refusals that another request may not meet."""
+"""Codes of refusals after which another request may succeed."""
 _OF_A_QUESTION = (
     httpx.codes.BAD_REQUEST,
     httpx.codes.REQUEST_ENTITY_TOO_LARGE,
     httpx.codes.UNPROCESSABLE_ENTITY,
 )
-"""Codes of refusals that may be of one question: it is too long, or filtered."""
+"""Codes of refusals that may concern one question alone, which is too long or filtered."""
 
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Return what certificates are checked against; reading it takes longer than a request."""
+    """Return the trusted certificates; reading them takes longer than a request."""
     return httpx.create_ssl_context()
 
 
@@ -632,10 +635,10 @@ def _read_body(content: bytes) -> Any:
 
 
 async def _content(response: httpx.Response) -> bytes:
-    """Return the body of a response. It is unpacked here, since httpx sets no bound to what packed bytes become.
+    """Return the body of a response. It is unpacked here, since httpx does not limit the size of unpacked bytes.
 
     Raises:
-        CallFailed: it is too large, or packed in a way that was not asked for.
+        CallFailed: the body is too large, or packed in a way that was not asked for.
     """
     packing = response.headers.get("content-encoding", "").strip().lower() or "identity"
     if packing not in ("identity", "gzip"):

@@ -14,7 +14,7 @@ CONFIGURATION = "verifier.json"
 LIBRARIES = "libraries.json"
 """Versions of the libraries that decide for a built-in verifier, in the artifact; absent if none does."""
 _FIRST = "1"
-"""The revision of our own rules where none is recorded."""
+"""The revision of our own rules if none is recorded."""
 _VERIFIER: TypeAdapter[Verifier] = TypeAdapter(AnyVerifier)
 
 

@@ -65,7 +65,7 @@ def try_verifier(job: StageJob[ImportVerifier]) -> None:
         for folder in folders:
             _refuse_missing_answers(name, folder)
     cases = [case for folder in folders for row in _first_rows(folder) for case in _cases(row)]
-    if verifier.source in ROW_OF:  # every answer must be one that it can compare with
+    if verifier.source in ROW_OF:  # the verifier must be able to read every answer
         cases += [(row["prompt"], "", row.get("answer")) for folder in folders for row in _all_rows(folder)]
     form = _found_form(job.output, cases or [("1 + 1?", "2", "2")], name=name)
     sys.stdout.write(f"vantage: verifiers.{name} returns {form} for each of {len(cases)} responses\n")
@@ -90,8 +90,8 @@ def _found_form(folder: Path, cases: Sequence[Case], *, name: str) -> VerdictFor
 
 
 def _refuse_dependence(process: VerifierProcess, verdicts: Mapping[Case, Verdict], *, name: str) -> None:
-    """Raise BrokenVerifier if the verdict on a case changes when it is asked about alone, or in another order: a stage cuts
-    its batches as its engine and its ranks do."""
+    """Raise BrokenVerifier if the verdict on a case changes with the other cases in the call, or with their order,
+    since batches depend on the engine and the number of ranks."""
     cases = list(verdicts)
     for asked in ([case] for case in cases[:ROWS]), [cases[::-1]]:
         for batch in asked:

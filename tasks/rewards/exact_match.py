@@ -7,8 +7,8 @@ _NUMBER = re.compile(r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)?(\.[0-9]*)?")
 
 
 def exact_match(response: str, answer: str, *, extract: str | None) -> bool:
-    """Return whether what ``extract`` finds in the response is the answer: the same text but for white space around it, or the
-    same number (``1,000`` is ``1000.0``).
+    """Return whether the match of ``extract`` in the response is the answer: the same text except for white space
+    around it, or the same number (``1,000`` is ``1000.0``).
 
     Args:
         extract: a regular expression with one group, of which the last match counts; without a match the response is

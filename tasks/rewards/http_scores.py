@@ -23,7 +23,7 @@ def load(term: HttpTerm, source: Source) -> TermScores | NamedScores:
     """Return the server's scores; it is not called yet.
 
     Raises:
-        ValueError: the variable of its key is not set.
+        ValueError: the variable of the server's key is not set.
     """
     server = term.http
 
@@ -47,7 +47,7 @@ def read_scores(text: str, names: Sequence[str]) -> Named:
     """Return the scores in a server's answer about one response.
 
     Raises:
-        Unreadable: it has other names, or a score is no finite number.
+        Unreadable: the answer has other names, or a score is no finite number.
     """
     given = json.loads(text)
     found = given if names and isinstance(given, dict) else {SCORE: given}
@@ -78,7 +78,7 @@ class Items:
         """Return the scores of each response as JSON.
 
         Raises:
-            ValueError, KeyError, TypeError, IndexError, AttributeError: it is not one answer for each response.
+            ValueError, KeyError, TypeError, IndexError, AttributeError: the body has not one answer for each response.
         """
         scores = body["scores"]
         if not isinstance(scores, list) or len(scores) != len(questions):

@@ -19,7 +19,7 @@ _CORRECTED = (
     r"(?:or|no|wait|well|hm{1,9}|maybe|perhaps|rather|actually|correction|i[ \t]+mean|make[ \t]+it)\b[ \t,:]{1,6}"
     r"(?:(?:rather|perhaps|maybe|it[ \t]+is|it's|make[ \t]+it)[ \t,:]{1,6})?"
 )
-"""Words before a value that takes the place of the one before: ``7. No, it is 8``."""
+"""Words before a value that corrects the value before it: ``7. No, it is 8``."""
 _OPPOSITE = r"(?<![^\W\d]-)(?<!\bnot[ _])(?<!\bnon[ _])"
 """Prefixes that negate a name are excluded: neither ``un-clear: 7`` nor ``not clear: 7`` is a score of ``clear``."""
 _THINKING_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
@@ -54,10 +54,10 @@ def read_number(answer: str, name: str, bounds: tuple[float, float], *, names: S
     number, but no unit and no second number.
 
     Args:
-        names: all names of the judge's scores; a longer one that ends in ``name`` is another.
+        names: all names of the judge's scores; a longer name that ends in ``name`` is a different score.
 
     Raises:
-        Unreadable: there is none, there are two different ones, or it is beyond the bounds.
+        Unreadable: there is no number, there are two different ones, or the number is beyond the bounds.
     """
     low, high = bounds
     top = re.escape(f"{high:g}")
@@ -72,7 +72,7 @@ def read_preference(answer: str, name: str, *, names: Sequence[str] = ()) -> flo
     """Return the preference that an answer gives under a name: 1 for A, 0 for B, ½ for a tie; ``names`` as for ``read_number``.
 
     Raises:
-        Unreadable: there is none, or there are two different ones.
+        Unreadable: there is no preference, or there are two different ones.
     """
     return _PREFERRED[
         _only_value(answer, name, _PREFERENCE + _ends(_ANOTHER_PREFERENCE, names), names).lower()
@@ -82,7 +82,8 @@ def read_preference(answer: str, name: str, *, names: Sequence[str] = ()) -> flo
 def _ends(another: str, names: Sequence[str]) -> str:
     """Return an expression for what may follow a value: the line's end, another name, or a reason without ``another`` value.
 
-    A name that follows at once is one of the judge's or a single word: more words may be a unit or a range (``7 to 8 clear: 3``).
+    A name directly after the value must be one of the judge's, or a single word: several words may be a unit or a range
+    (``7 to 8 clear: 3``).
     """
     known = "".join(f"{_in_words(each)}|" for each in names)
     label = rf"{_MARKS}(?:{known}(?!{_UNIT})[^\W\d]\w{{0,62}}){_MARKS}[ \t]*+[:=：]"
@@ -96,7 +97,7 @@ def _only_value(answer: str, name: str, value: str, names: Sequence[str]) -> str
     """Return the one value that a pattern finds after a name and a colon or an equals sign.
 
     Raises:
-        Unreadable: it finds none, or two different ones, or the name is there once more without a value.
+        Unreadable: there is no value, there are two different ones, or the name occurs once more without a value.
     """
     text = _THINKING_ENDS.split(answer)[-1]
     if _THINKING.search(text):

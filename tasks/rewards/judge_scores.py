@@ -14,21 +14,21 @@ from vantage.tasks.rewards.verifiers import MissingAnswers, lack_of_answers
 PROMPTS = ("prompts", "watch_prompts")
 """Roles of the datasets to whose prompts a stage samples responses."""
 _CUT_OFF = ("length", "max_tokens", "model_length", "content_filter")
-"""Reasons of endpoints for an answer that the model did not end itself."""
+"""Reasons that endpoints give if the model did not end the answer itself."""
 _ENDED = (
     None,
     *("stop", "stop_sequence", "end_turn", "eos", "eos_token"),
     *("tool_calls", "function_call"),
 )
-"""Reasons of endpoints for an answer that the model ended itself; None: the endpoint gives none."""
+"""Reasons that endpoints give if the model ended the answer itself; None: the endpoint gives no reason."""
 
 
 def load(term: JudgeTerm, source: Source) -> TermScores | NamedScores:
     """Return the judge's scores; no server is called yet.
 
     Raises:
-        ValueError: the variable of its key is not set.
-        MissingAnswers: its question shows the row's answer, and prompts have none.
+        ValueError: the variable of the server's key is not set.
+        MissingAnswers: the judge's question shows the row's answer, and prompts have none.
     """
     judge = term.judge
     if judge.against is not None or "{answer}" in judge.template:
@@ -50,7 +50,7 @@ def load(term: JudgeTerm, source: Source) -> TermScores | NamedScores:
 
 
 def of_both_orders(read: Sequence[Named]) -> Named:
-    """Return the scores of a response; where it was compared in both orders, the mean of both."""
+    """Return the scores of a response; if it was compared in both orders, the mean of both."""
     if len(read) == 1:
         return read[0]
     first, second = read
@@ -71,13 +71,13 @@ class ChatCompletions:
         """Return the answer, with the tokens that the server counted.
 
         Raises:
-            ValueError, KeyError, TypeError, IndexError, AttributeError: it is not an answer.
+            ValueError, KeyError, TypeError, IndexError, AttributeError: the body is not an answer.
         """
         choices = body["choices"]
         if len(choices) != len(questions):
             raise ValueError(f"{len(choices)} answers to {len(questions)} question")
         message, reason = choices[0]["message"], choices[0].get("finish_reason")
-        # A model that only thought, or refused, leaves the content out. Without a reason too, it is no answer.
+        # The content is missing if the model only thought, or refused. If the reason is missing too, this is no answer.
         text = message["content"] if reason is None else message.get("content")
         if text is None:
             text = ""
@@ -93,7 +93,7 @@ def _is_cut_off(reason: object) -> bool:
     """Return whether an answer ended before its model did.
 
     Raises:
-        ValueError: the server broke off (``error``, ``abort``), or gives a reason that is not known, so that the answer may be a part.
+        ValueError: the server broke off (``error``, ``abort``), or gives an unknown reason: the answer may be a part.
     """
     found = reason.casefold() if isinstance(reason, str) else reason
     if found in _CUT_OFF:

@@ -1,7 +1,7 @@
 """Score responses by a language model of the run: by the probabilities that it gives the numbers of a scale.
 
-Each question is asked once in the life of a stage. Its answer, the log-probability of each number, is kept in the stage's file
-of answers, as a server's is.
+A stage asks each question once. The answer, the log-probability of each number, is kept in the stage's file of answers,
+like the answers of servers.
 """
 
 import json
@@ -47,8 +47,8 @@ def load(term: JudgingModelTerm, source: Source) -> TermScores | NamedScores:
     """Load the model.
 
     Raises:
-        MissingAnswers: its question shows the row's answer, and prompts have none.
-        UnusableJudge: its tokenizer cannot distinguish the numbers, or a question would be longer than the model reads.
+        MissingAnswers: the question shows the row's answer, and prompts have none.
+        UnusableJudge: the tokenizer cannot distinguish the numbers, or a question would be longer than the model reads.
     """
     judge, job = term.judge, source.job
     if judge.against is not None or "{answer}" in judge.template:
@@ -78,7 +78,7 @@ class JudgedByModel:
     """Ids of each answer that the model may give."""
 
     is_graded = True
-    """Percentiles of them have curves."""
+    """The percentiles of these scores have curves."""
 
     def __call__(self, given: Responses) -> Tensor:
         """Return scores (B,N), in the order of the criteria; (B,) for one score without a name.
@@ -104,7 +104,7 @@ class JudgedByModel:
         """Try the question about each prompt of the stage with a response of the longest length.
 
         Raises:
-            UnusableJudge: it is longer than the model reads.
+            UnusableJudge: a question is longer than the model reads.
         """
         limit = self._window
         if limit is None:
@@ -143,8 +143,8 @@ class JudgedByModel:
     def _logprobs(self, questions: Sequence[Mapping[str, str]], given: Responses) -> Tensor:
         """Return (Q,K), float64: the log-probability of each answer to each question, kept or new.
 
-        A pass rounds a question by the others in it. So the passes over all questions are the same whichever of
-        them have kept answers: an attempt that goes on gets the bits of one that was never interrupted.
+        The rounding of a question's result depends on the other questions in its pass. So all questions are divided
+        into the same passes, whichever have kept answers: a resumed attempt gets the same bits as an uninterrupted one.
         """
         encoded = encode_prompts(self.tokenizer, [each["question"] for each in questions], chat=None)
         reader = LabelReader(self.policy, int(self.tokenizer.pad_token_id or 0), self.labels, given.limits)
@@ -249,7 +249,7 @@ def asked_about(judge: JudgingModel, digest: str, case: Case) -> Iterator[dict[s
     """Yield the questions about a response: one for each criterion, or with ``against`` one for each order of both responses.
 
     Args:
-        digest: of the model.
+        digest: content digest of the model.
     """
     prompt, response, answer = case
     low, high = map(str, judge.bounds)
@@ -265,9 +265,9 @@ def asked_about(judge: JudgingModel, digest: str, case: Case) -> Iterator[dict[s
 
 
 def _by_criterion(scores: Sequence[float], judge: JudgingModel) -> list[float]:
-    """Return the score of each criterion, from those of its questions; with ``against`` the mean of both orders.
+    """Return the score of each criterion from the scores of its questions; with ``against`` the mean of both orders.
 
-    A question that cannot be read (NaN) gives its criterion the recipe's number, whichever order it has.
+    If the answer to a question cannot be read (NaN), its criterion gets the recipe's number, in either order.
     """
     found = list(scores)
     if judge.against is not None:

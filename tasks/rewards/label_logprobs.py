@@ -14,7 +14,7 @@ from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.tasks.training.passes import Pass, laid_out, passes
 
 READ_AT_ONCE = 64
-"""Questions with an answer in one forward pass without ``microbatch_size``, which counts these."""
+"""Pairs of a question and an answer in one forward pass, which ``microbatch_size`` counts, if that is not set."""
 _LONGEST_LABEL = 200
 
 
@@ -44,7 +44,7 @@ def label_ids(
     """Return ids of the answers as the beginning of the model's response, without the token that ends it.
 
     Raises:
-        UnusableJudge: one is the beginning of another, or equal to it: then it is never the less likely one.
+        UnusableJudge: one answer begins another, or equals it, so that it could never be the less likely one.
     """
     encoded = encode_responses(tokenizer, labels, max_tokens=_LONGEST_LABEL + 1, chat=None)
     found = tuple(ids[:-1] if ended else ids for ids, ended in encoded)
@@ -60,7 +60,7 @@ def label_ids(
 
 
 def label_passes(reader: LabelReader, questions: Sequence[Sequence[int]]) -> Iterator[Pass]:
-    """Yield this rank's passes over questions, each with all of its answers in one pass, where they have the same padding."""
+    """Yield this rank's passes over questions; all answers to a question share a pass, and so have the same padding."""
     limits, count = reader.limits.or_rows(READ_AT_ONCE), len(reader.labels)
     questions_at_once = replace(limits, rows=max((limits.rows or READ_AT_ONCE) // count, 1))
     yield from passes([len(row) + reader.longest for row in questions], questions_at_once, sequences=count)

@@ -16,13 +16,13 @@ class LibrariesDiffer(ValueError):
 
 
 def versions_of(verifier: Verifier, *, name: str) -> dict[str, str]:
-    """Return library → its version on this machine, and the revision of our own rules where it is not the first; empty without both.
+    """Return library → its version on this machine, and the revision of our own rules unless it is the first.
 
     Args:
         name: the verifier's step, ``verifiers.NAME``, for messages.
 
     Raises:
-        LibraryMissing: one is not installed.
+        LibraryMissing: a library is not installed.
     """
     row = ROW_OF.get(verifier.source)
     if row is None:

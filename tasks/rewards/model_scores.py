@@ -43,7 +43,7 @@ def load(term: ModelTerm, source: Source) -> ModelScores | StepScores:
 
     Raises:
         TokenizersDiffer: steps end at tokens of the policy, and the model has another tokenizer.
-        UnreadablePrompt: it has another tokenizer or chat template, and cannot read a prompt.
+        UnreadablePrompt: the model has another tokenizer or chat template, and cannot read a prompt.
     """
     inputs = source.job.inputs
     own = tokenizer_digest(inputs[source.role])
@@ -70,10 +70,11 @@ def load(term: ModelTerm, source: Source) -> ModelScores | StepScores:
 
 
 def _scores(model: ScalarModel, sequences: Sequences, limits: PassLimits) -> Tensor:
-    """Return the scores; equal responses to a prompt have equal scores, bit by bit: those of the first of them.
+    """Return the scores; all equal responses to a prompt have exactly the score of the first of them.
 
-    A pass rounds a row by its padding and its place in the batch. Between equal responses the difference would look
-    like a preference: a uniform group would not be seen as one, and its advantages would be rounding divided by rounding.
+    The rounding of a score depends on the padding and on the place in the batch. Between equal responses the difference
+    would look like a preference: a uniform group would not count as one, and its advantages would be rounding divided
+    by rounding.
     """
     with on_device(model):
         found = torch.zeros(len(sequences), device=model.device)

@@ -39,7 +39,7 @@ class Reencoder:
     """Turns responses of policies into what one reward model reads."""
 
     codec: Codec
-    """The reward model's."""
+    """Codec of the reward model."""
     openings: tuple[str, ...]
     """White space that the chat templates of the policies put before a response. It is no part of the response's words."""
     window: int | None
@@ -50,7 +50,7 @@ class Reencoder:
     def sequences(self, given: Responses) -> Sequences:
         """Return prompts and responses in the reward model's tokens, on the device of the policy's.
 
-        Where both together are longer than the window, the end of the response is left out, with the token that closes it.
+        If both together are longer than the window, the end of the response is left out, with the token that closes it.
 
         Raises:
             UnreadablePrompt: the reward model's chat template refuses a prompt, or there is no room for a response.
@@ -119,7 +119,7 @@ class Reencoder:
         return Message(role="assistant", content=text, extra=mark)
 
     def _as_sampled(self, prompt: Prompt, text: str) -> list[int]:
-        """Return the ids of a response that the template would not write in this form: those of its text."""
+        """Return the ids of a response that the template would not write in this form: the ids of its text."""
         [ids] = self._renderer.encode([prompt], [Message(role="assistant", content=text, extra=AS_SAMPLED)])
         assert not isinstance(ids, UnrenderedRow), "no template is asked"
         return ids
@@ -165,7 +165,7 @@ def reencoder_of(source: Source, *, model: str, window: int | None) -> Reencoder
         model: the model's name in the recipe.
 
     Raises:
-        UnreadablePrompt: the reward model cannot read one of them.
+        UnreadablePrompt: the reward model cannot read one of the prompts.
     """
     job = source.job
     never_samples = job.generation.model_copy(update={"stop": ()})

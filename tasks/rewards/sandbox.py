@@ -26,10 +26,10 @@ from vantage.tasks.training.control_groups import oom_kills
 MAX_TESTS = 200
 """Most tests of one answer."""
 CLOCK_FACTOR = 10
-"""Seconds on the clock that a response's tests have together for each second of CPU time that one test has: the machine computes
-other things too."""
+"""Wall-clock seconds that all tests of a response have together, for each second of CPU time of one test. They are more
+because the machine computes other things too."""
 TEST_SECONDS = 2
-"""Further seconds on the clock for each test."""
+"""Further wall-clock seconds for each test."""
 START_SECONDS = 60
 """Most seconds for the start of the isolated process."""
 NAMESPACES, LIMITS = "namespaces and a filter of system calls", "limits alone"
@@ -132,7 +132,7 @@ def run(
 
     Args:
         tests: ``{"stdin": TEXT}``, or ``{"function": NAME, "arguments": LIST}``.
-        isolated: whether in namespaces of its own.
+        isolated: whether the programs run in namespaces of their own.
 
     Raises:
         SandboxFailed: the isolated process cannot be started, or memory of the machine ran out.

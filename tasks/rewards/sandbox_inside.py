@@ -55,8 +55,8 @@ REFUSED = """
 or take memory that is not counted as the program's."""
 
 OF_OTHERS = {"fcntl": (F_SETOWN, F_SETOWN_EX), "ioctl": (FIOSETOWN, SIOCSPGRP)}
-"""System call → commands that fail in the program: they name the process that gets a signal when a file can be read, and
-another command (``F_SETSIG``) chooses the signal, SIGKILL too."""
+"""System call → commands that fail in the program. They name a process that gets a signal when a file can be read, and
+another command (``F_SETSIG``) may make SIGKILL that signal."""
 _INT = 0xFFFFFFFF
 """The bits of a command that the kernel reads."""
 

@@ -1,6 +1,6 @@
-"""Characters beyond ASCII that are written for those of ASCII.
+"""Characters beyond ASCII that are written instead of ASCII characters.
 
-A compatibility form of Unicode (NFKC) would go too far: it makes ``10³`` to ``103``, ``5₂`` to ``52`` and ``①`` to ``1``.
+Unicode's form NFKC would go too far: it turns ``10³`` into ``103``, ``5₂`` into ``52`` and ``①`` into ``1``.
 """
 
 import unicodedata

@@ -22,7 +22,7 @@ from vantage.tasks.rewards.builtin.judge import Judge, UnusableAnswer
 from vantage.tasks.rewards.sandbox import MAX_TESTS, run, why_not_isolated
 
 _FENCE = re.compile(r"^ {0,3}```[ \t]*+([A-Za-z0-9+.-]*+)[^\n`]*+$", re.MULTILINE)
-"""Each part takes as much as it can and gives nothing back: else a long line that a backtick ends takes the square of its length."""
+"""Possessive quantifiers: without them, a long line that ends in a backtick takes time quadratic in its length."""
 _PYTHON = ("", "python", "python3", "py")
 
 
@@ -63,7 +63,7 @@ def tests_of(answer: str | None) -> tuple[list[dict[str, Any]], list[Any], bool]
     """Return the inputs, the outputs, and whether they are those of a function.
 
     Raises:
-        UnusableAnswer: the answer is no tests.
+        UnusableAnswer: the answer contains no tests.
     """
     try:
         given = json.loads(answer or "")
@@ -100,7 +100,7 @@ def _same_lines(printed: str, expected: str) -> bool:
 
 
 def _same_value(printed: str, expected: Any) -> bool:
-    """Return whether a returned value is the expected one, or what the dataset has wrapped in a list."""
+    """Return whether a returned value is the expected one, or the one that the dataset has wrapped in a list."""
     wrapped = expected[:1] if isinstance(expected, list) else []
     try:
         found = comparable(json.loads(printed))

@@ -1,7 +1,7 @@
 """Regular expressions of RE2, which take time linear in the text: no response makes them run without end.
 
-RE2 has no look-around and no back-references. ``\\d``, ``\\w`` and ``\\s`` are those of ASCII; ``\\p{Nd}`` and ``\\pL`` are
-Unicode's. A lone surrogate matches as ``?``.
+RE2 has no look-around and no back-references. ``\\d``, ``\\w`` and ``\\s`` match ASCII only; ``\\p{Nd}`` and ``\\pL``
+match Unicode. A lone surrogate matches as ``?``.
 """
 
 from typing import Any, NewType
@@ -17,7 +17,7 @@ def compiled(pattern: str, *, field: str) -> Expression:
         field: name of the recipe's field, for the message.
 
     Raises:
-        ValueError: RE2 does not accept it.
+        ValueError: RE2 does not accept the pattern.
     """
     import re2
 

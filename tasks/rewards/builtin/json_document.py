@@ -15,7 +15,7 @@ from vantage.tasks.rewards.builtin.judge import Judge
 
 
 def load(verifier: BuiltinVerifier) -> Judge:
-    """Return the validation. Raises ValueError if the schema is none, or refers to something outside."""
+    """Return the validation. Raises ValueError if the schema is invalid, or refers to something outside."""
     from jsonschema import Draft202012Validator, SchemaError, validators
     from referencing import Registry
 

@@ -1,4 +1,4 @@
-"""Values of JSON as JSON compares them: 1 is 1.0 and is not true, which Python finds equal."""
+"""Compare values of JSON as JSON does: 1 equals 1.0 and does not equal true, which it does in Python."""
 
 from collections.abc import Hashable
 from typing import Any

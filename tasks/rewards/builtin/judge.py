@@ -34,7 +34,7 @@ def load_builtin(verifier: BuiltinVerifier, *, name: str) -> VerifierFunction:
     """Return a built-in verifier as a function.
 
     Args:
-        name: what the recipe calls the verifier.
+        name: the verifier's name in the recipe.
 
     Raises:
         BrokenVerifier: a setting cannot be used; from the function itself: the row's answer cannot be used.
@@ -55,10 +55,10 @@ def load_builtin(verifier: BuiltinVerifier, *, name: str) -> VerifierFunction:
         try:
             verdict = judge(
                 found or "", answer
-            )  # called also without a finding: an unusable answer is reported for every response
+            )  # called even if `extract` finds nothing: an unusable answer is reported for every response
         except UnusableAnswer as error:
             raise BrokenVerifier(f"verifiers.{name}: prompt {prompt[:100]!r}: {error}") from error
-        except (MemoryError, RecursionError):  # the response takes more than any right one needs
+        except (MemoryError, RecursionError):  # needs more memory or depth than a right response
             return wrong
         except Exception as error:
             raise BrokenVerifier(

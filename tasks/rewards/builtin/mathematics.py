@@ -5,9 +5,9 @@ first, and then the last; boxes with little between them (``\\boxed{3} and \\box
 (``x^2+1``) is read as LaTeX, and words in it as products of their letters. The library gives up on an expression after ``SECONDS``; the
 response is wrong then, as is one that it cannot read.
 
-Characters that mean more than their digits are written out before, since the library leaves them out, or reads nothing: ``10³`` is
-``10^(3)``, ``x₁`` is ``x_{1}``, ``½`` is ``(1/2)`` and the mixed number ``1½`` is ``(1+1/2)``. Full-width digits, those of other scripts,
-minus signs and mathematical letters (``𝑥``) are read as those of ASCII.
+Superscripts, subscripts and fractions are written out before, since the library ignores them, or then reads nothing:
+``10³`` becomes ``10^(3)``, ``x₁`` ``x_{1}``, ``½`` ``(1/2)`` and the mixed number ``1½`` ``(1+1/2)``. Full-width
+digits, digits of other scripts, minus signs and mathematical letters (``𝑥``) are read as those of ASCII.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 A character is a Unicode code point, so an emoji may count as several. Words are separated by white space. An empty
 response has length 0. A response shorter than one sequence repeats nothing, so it is right for ``builtin:repetition``; combine it
-with ``builtin:length`` where that must not be.
+with ``builtin:length`` if such a response must be wrong.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def load(verifier: BuiltinVerifier) -> Judge:
 
 
 def is_within(length: int, bounds: LengthVerifier) -> bool:
-    """Return whether the length is within the bounds, which are part of it."""
+    """Return whether the length is within the bounds, both inclusive."""
     return bounds.at_least <= length and (bounds.at_most is None or length <= bounds.at_most)
 
 

@@ -22,7 +22,7 @@ _NUMBER = re.compile(
     rf"([+-]?(?:{_WHOLE}(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]{{1,5}})|\s*/\s*([0-9]+(?:\.[0-9]+)?))?"
 )
 _EN_DASH = "–"
-"""Often written for a minus sign; a number alone has no range that it could mean."""
+"""Often written instead of a minus sign; in a single number it cannot mean a range."""
 
 
 def load(verifier: BuiltinVerifier) -> Judge:
@@ -43,7 +43,7 @@ def load(verifier: BuiltinVerifier) -> Judge:
 
 
 def number_in(text: str) -> Fraction | None:
-    """Return the number that the text is; None if it is none."""
+    """Return the text as a number; None if it is no number."""
     text = text.strip()
     if len(text) > MAX_DIGITS:
         return None

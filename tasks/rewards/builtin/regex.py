@@ -9,7 +9,7 @@ from vantage.tasks.rewards.builtin.judge import Judge
 
 
 def load(verifier: BuiltinVerifier) -> Judge:
-    """Return the match. Raises ValueError if the expression is none of RE2's."""
+    """Return the match. Raises ValueError if RE2 does not accept the expression."""
     assert isinstance(verifier, RegexVerifier)
     expression = compiled(verifier.pattern, field="pattern")
     return lambda response, _: matches(expression, response, whole=verifier.whole)
