@@ -64,7 +64,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Compare(ctypes.Structure):
-    """A condition on an argument of a system call, ``struct scmp_arg_cmp``; ``a`` is the mask of a masked one."""
+    """A condition on an argument of a system call, ``struct scmp_arg_cmp``; ``a`` is the mask of a masked
+    comparison."""
 
     _fields_ = [("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
 
@@ -72,7 +73,7 @@ class Compare(ctypes.Structure):
 def main() -> None:
     """Serve one request."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()  # a signal to the group would else reach processes outside, which share it
+    os.setsid()  # otherwise a signal to the group would reach the processes outside that share it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     request = json.loads(sys.stdin.buffer.read())
@@ -117,7 +118,7 @@ def _seccomp() -> Any:
 
 
 def _shut_in(seccomp: Any) -> None:
-    """Make a root of an empty memory file system with the standard library in it, and leave the old one behind."""
+    """Change to a new root: an empty file system in memory, with the standard library in it."""
     root = PLACE
     if seccomp is None:
         raise OSError("libseccomp is not installed")
@@ -184,7 +185,8 @@ def _run(
 
 
 def _output(printed: int, child: int, request: dict[str, Any], *, deadline: float) -> tuple[bytes, str]:
-    """Return the program's output and how it ended; it is ended when it has no time left, or prints too much."""
+    """Return the program's output and how it ended; the program is killed when its time is over, or if it prints too
+    much."""
     output, is_open, status = b"", True, None
     while status is None and time.monotonic() < deadline and len(output) <= request["output"]:
         if is_open and select.select([printed], [], [], 0.05)[0]:
@@ -212,7 +214,7 @@ def _ended(child: int) -> int | None:
 def _be_the_program(
     request: dict[str, Any], test: dict[str, Any], files: tuple[int, int, int], seccomp: Any, *, folder: str
 ) -> NoReturn:
-    """Become the program: with the limits, and without everything that the process had."""
+    """Become the program: set the limits, and drop everything else that the process had."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     code = 1
     try:
@@ -221,7 +223,7 @@ def _be_the_program(
             os.dup2(file, number)
         os.closerange(3, 2**16)
         if folder != FOLDER:
-            os.mkdir(folder)  # here: a program before this one may have made it, and fails this test then
+            os.mkdir(folder)  # made here: if an earlier program has made it, this test fails
         os.chdir(folder)
         os.environ.clear()
         _limit(request, seccomp)
@@ -242,7 +244,7 @@ def _be_the_program(
 
 
 def _execute(program: Any, test: dict[str, Any]) -> None:
-    """Execute the program; for a test of a function, call that, and print its result as JSON and nothing else."""
+    """Execute the program; for a test of a function, call the function, and print only its result as JSON."""
     function = test.get("function")
     if function is None:
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
@@ -259,7 +261,7 @@ def _execute(program: Any, test: dict[str, Any]) -> None:
 
 
 def _limit(request: dict[str, Any], seccomp: Any) -> None:
-    """Set the limits, from which nothing leads back."""
+    """Set the limits, which cannot be lifted again."""
     for kind, most in (
         (resource.RLIMIT_CPU, request["seconds"]),
         (resource.RLIMIT_AS, request["memory"]),

@@ -32,18 +32,18 @@ class Term:
     is_model: bool = False
     """Whether a reward model scores the whole response."""
     shapes: bool = False
-    """Whether it shapes the score of responses that are equally good."""
+    """Whether the term shapes the score of responses that are equally good."""
     rules: tuple[ScoreRule, ...] = ()
-    """The rule of its score, or of each named one, in that order; none: the weight alone."""
+    """The rule of the term's score, or of each named score, in that order; empty: only the weight applies."""
 
     @property
     def is_graded(self) -> bool:
-        """Whether its scores are numbers of a verifier's or a server's own, and not 1 and 0."""
+        """Whether the scores are numbers from a verifier or a server, and not 1 and 0."""
         return isinstance(self.scores, NamedScores) or getattr(self.scores, "is_graded", False)
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """The names of its scores in curves: the term's, or ``TERM.NAME`` for each named score."""
+        """The names of the scores in curves: the term's name, or ``TERM.NAME`` for each named score."""
         return names_in_curves(self.name, names_of(self.scores))
 
     def score(self, given: Responses) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ class Term:
         return dict(zip(self.score_names, self.scores.scores(given).unbind(dim=1), strict=True))
 
     def summands(self, by_score: Mapping[str, Tensor]) -> list["Summand"]:
-        """Return the parts of the sum, one for each of its scores (B,)."""
+        """Return the parts of the weighted sum, one for each of the term's scores (B,)."""
         rules = self.rules or (ScoreRule(weight=self.weight),)
         return [
             Summand(rule.weight, counted_scores(by_score[name], rule), shapes=self.shapes, whiten=rule.whiten)
@@ -74,7 +74,7 @@ class Scorer:
 
     @property
     def graded(self) -> tuple[str, ...]:
-        """Names of the scores that are numbers of a verifier's own."""
+        """Names of the scores that are numbers from a verifier or a server."""
         return tuple(name for term in self.terms if term.is_graded for name in term.score_names)
 
     @property
@@ -89,11 +89,11 @@ class Summand:
 
     weight: float
     scores: Tensor
-    """(B,), clipped and moved by its rule."""
+    """(B,), clipped and moved by the rule of the score."""
     shapes: bool = False
-    """Whether it shapes the score of responses that are equally good, as a length penalty does."""
+    """Whether this part shapes the score of responses that are equally good, as a length penalty does."""
     whiten: bool = False
-    """Whether it is whitened over a rollout that is learned from."""
+    """Whether this part is whitened over each rollout that the policy learns from."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Scores:
     total: Tensor
     """The weighted sum of the terms, with the missing-EOS rule applied."""
     weighted_sum: Tensor
-    """The weighted sum without that rule and without length penalties; it shows whether all responses of a group are equally
-    right."""
+    """The weighted sum without the missing-EOS rule and without length penalties; it shows whether all responses of a
+    group are equally right."""
     by_term: dict[str, Tensor]
     """Term → scores; ``TERM.NAME`` for each named score of a term that has several."""
     graded: tuple[str, ...] = ()
@@ -112,10 +112,12 @@ class Scores:
     summands: tuple[Summand, ...] = ()
     """The parts of the weighted sum; none, for collected responses."""
     steps: Tensor | None = None
-    """(B,T): the part of the total that is rewarded at the ends of steps; None: all of it is rewarded at the end."""
+    """(B,T): the part of the total that is rewarded at the ends of steps; None: the whole total is rewarded at the
+    end."""
 
     def learned(self) -> Tensor:
-        """Return the scores (B,) that a rollout is learned from: the total, with whitened parts where a rule asks for them."""
+        """Return the scores (B,) that the policy learns from: the total, with whitened parts if a rule asks for
+        them."""
         total = self.total
         for each in self.summands:
             if each.whiten:
@@ -123,7 +125,7 @@ class Scores:
         return total
 
     def select(self, rows: Tensor, *, width: int) -> "Scores":
-        """Return the scores at ``rows``, in that order; ``width`` is the tokens of their longest response."""
+        """Return the scores at ``rows``, in that order; ``width``: tokens of their longest response."""
         return Scores(
             total=self.total[rows],
             weighted_sum=self.weighted_sum[rows],
@@ -240,7 +242,7 @@ def score_metrics(
 
     Args:
         names: names of the scores; None: all.
-        prefix: of the metrics' names.
+        prefix: prefix of the metrics' names.
     """
     of = {name: each for name, each in scores.by_term.items() if names is None or name in names}
     means = {f"{prefix}score_mean_{name}": each.mean().item() for name, each in of.items()}
@@ -292,7 +294,7 @@ def sum_of(summands: Sequence[Summand]) -> Tensor:
 
 
 def summands_of(by_term: Mapping[str, Tensor], scorer: Scorer) -> Iterator[Summand]:
-    """Yield the parts of the weighted sum: the terms' in their order, then the ensemble's."""
+    """Yield the parts of the weighted sum: those of the terms in their order, then that of the ensemble."""
     for term in scorer.terms:
         if term.name not in scorer.members and not isinstance(term.scores, StepScores):
             yield from term.summands(by_term)

@@ -20,11 +20,11 @@ from vantage.tasks.training.offloading import on_device
 from vantage.tasks.training.passes import passes_of
 
 Ask = Callable[[Sequence[str], Sequence[str], Sequence[str | None]], Tensor]
-"""(prompts, beginnings of responses, answers) → scores (N,K), K of each beginning."""
+"""(prompts, beginnings of responses, answers) → scores (N,K), K for each beginning."""
 
 
 _UNDECODABLE = "\ufffd"
-"""Stands in a decoded text for bytes that are no whole character."""
+"""Replaces bytes that are no whole character in a decoded text."""
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,10 @@ class StepFinder:
     ends: StepEnds
 
     def positions(self, response: Sequence[int]) -> list[int]:
-        """Return the positions of these tokens in a response of one token or more; the last is always the response's.
+        """Return the positions of these tokens in a response of one token or more; the last one is the response's last
+        token.
 
-        A marker that only the end-of-sequence token follows does not end a step of its own.
+        A marker before the end-of-sequence token does not end a step of its own.
         """
         last = len(response) - 1
         found = self._streamed(response[:last])
@@ -56,12 +57,12 @@ class StepFinder:
     def decoded(self, ids: Sequence[int]) -> list[int]:
         """Return where markers end, by decoding each beginning that may end with one.
 
-        The time grows with the square of the length where many do. It is the plain twin of the decoding in one pass.
+        If many do, the time grows with the square of the length. This is the simple version of ``_streamed``.
         """
         return [place for place in range(len(ids)) if self._ends_at(ids, place)]
 
     def _streamed(self, ids: Sequence[int]) -> list[int] | None:
-        """Return where markers end, decoding each token once; None: it takes another way to find out."""
+        """Return where markers end, decoding each token once; None: this is not possible, use ``decoded``."""
         backend, marker = getattr(self.codec.tokenizer, "backend_tokenizer", None), self.ends.text
         if marker is None or not isinstance(backend, Tokenizer):
             return None
@@ -82,7 +83,7 @@ class StepFinder:
 
     @cached_property
     def marker_id(self) -> int | None:
-        """The id of the token that ends a step; None: a text does."""
+        """The id of the token that ends a step; None: a text ends a step."""
         if self.ends.token is None:
             return None
         return self.codec.tokenizer.get_vocab().get(self.ends.token)
@@ -91,8 +92,9 @@ class StepFinder:
         """Return whether a marker is complete with the token at this place."""
         if self.ends.text is None:
             return response[place] == self.marker_id
-        # Most tokens need no longer text: with the token before it, this one has the white space that decoding strips from the start
-        # of a text. Where a character has several tokens, any part of it alone is undecodable, and could be the marker's.
+        # For most tokens, the text of this token and the one before is enough: decoding strips white space only from
+        # the start of a text. If a character has several tokens, a part of it alone is undecodable, and could belong to
+        # the marker.
         near = self._text(response[max(place - 1, 0) : place + 1])
         if self.ends.text[-1] not in near and _UNDECODABLE not in near:
             return False
@@ -109,16 +111,16 @@ class StepScores:
 
     finder: StepFinder
     ask: Ask | None
-    """A verifier's scores of beginnings; None: the model's."""
+    """A verifier's scores of beginnings; None: a model scores them."""
     model: ScalarModel | None = None
     names: tuple[str, ...] = ()
-    """The names of a verifier's scores; none: it has one."""
+    """The names of a verifier's scores; empty: it has one score without a name."""
     path: str = ""
     """Path of the term in the recipe, for messages."""
 
     @property
     def is_graded(self) -> bool:
-        """Whether a verifier scores the steps: the total of right and wrong ones is a number too."""
+        """Whether a verifier scores the steps: the total of right and wrong steps is a number too."""
         return self.model is None
 
     def __call__(self, given: Responses) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -156,7 +158,8 @@ class StepRewards:
     plain: Tensor
     """(B,): the total over each response's steps, unclipped and unweighted."""
     counted: Tensor
-    """(B,T): the part of each step in its response's score, clipped and moved by the score's rule, at the token that ends it."""
+    """(B,T): each step's part of its response's score, clipped and moved by the score's rule, at the token that ends
+    the step."""
 
 
 def step_rewards(scores: StepScores, given: Responses, rules: Sequence[ScoreRule]) -> list[StepRewards]:
@@ -176,7 +179,7 @@ def finder_of(ends: StepEnds, source: Source) -> StepFinder:
     """Return the finder of a term's step ends, in the ids of the policy whose responses are scored.
 
     Raises:
-        UnknownMarker: its tokenizer does not have the token.
+        UnknownMarker: the policy's tokenizer does not have the token.
     """
     finder = StepFinder(codec_of(source.job, source.tokenizers_of[0]), ends)
     if ends.token is not None and finder.marker_id is None:
@@ -203,5 +206,5 @@ def _by_model(model: ScalarModel, given: Responses) -> Tensor:
     after = torch.cat([found[:, 1:], torch.zeros_like(found[:, :1])], dim=1)
     last = sequences.lengths.to(after.device)[:, None] - 1
     after = after.scatter(1, last, final[:, None])
-    # Equal responses have equal scores, bit by bit
+    # Equal responses get exactly equal scores
     return after[sequences.first_equal_rows()]

@@ -63,7 +63,8 @@ class Responses:
         return torch.ones(len(self.sequences), dtype=torch.bool)
 
     def cases(self) -> Tensor:
-        """Return the number of each response's prompt and answer (B,): equal ones have the same."""
+        """Return a number for each response's prompt and answer (B,); equal prompts and answers have the same
+        number."""
         numbers: dict[tuple[str, str | None], int] = {}
         of_rows = zip(self.prompts, self.answers, strict=True)
         found = [numbers.setdefault(case, len(numbers)) for case in of_rows]
@@ -78,7 +79,7 @@ def refuse_unknown_score(name: str, names: Sequence[str], *, path: str, of: str)
     """Raise UnknownScore unless ``name``, which the recipe has at ``path``, is one of the names of scores in curves.
 
     Args:
-        of: what has these scores, for the message.
+        of: the owner of these scores, for the message.
     """
     if name not in names:
         raise UnknownScore(f"{path}={name!r} is no score of {of}; use one of: {', '.join(names)}")

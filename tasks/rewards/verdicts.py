@@ -1,4 +1,4 @@
-"""Verdicts: what a verifier returns for a response, checked, and as lines between processes."""
+"""Verdicts, which verifiers return for responses: their checks, and their form as lines between processes."""
 
 import json
 import math
@@ -24,14 +24,15 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 class UnusableVerdict(ValueError):
-    """A returned value is no verdict, or one of another form than its verifier's; the text is the rule and the remedy."""
+    """A returned value is no verdict, or a verdict in another form than its verifier's; the text has rule and
+    remedy."""
 
 
 def as_verdict(returned: object) -> Verdict:
-    """Return what a user's function returned as a verdict: a bool (1 and 0 too), a float, or floats by name, sorted.
+    """Return the result of a user's function as a verdict: a bool (1 and 0 too), a float, or floats by name, sorted.
 
     Raises:
-        UnusableVerdict: it is something else, or a number that is not finite.
+        UnusableVerdict: the result is something else, or a number that is not finite.
     """
     if isinstance(returned, bool) or is_numpy(returned, "bool_"):
         return bool(returned)
@@ -47,7 +48,8 @@ def as_verdict(returned: object) -> Verdict:
 def is_numpy(value: object, name: str) -> bool:
     """Return whether a value is an instance of numpy's class of that name.
 
-    Does not import numpy, which would take a third of the start of a verifier's process: without it, no value is numpy's.
+    Does not import numpy, which would take a third of the start of a verifier's process. If nobody has imported numpy,
+    no value is of its classes.
     """
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, getattr(numpy, name))
@@ -90,7 +92,7 @@ def form_of(verdict: Verdict) -> VerdictForm:
 
 
 def common_form(verdicts: Sequence[Verdict]) -> VerdictForm:
-    """Return the form of the first verdict that is more than right or wrong; with none, right or wrong."""
+    """Return the form of the first verdict that is more than right or wrong; right or wrong if there is none."""
     forms = map(form_of, verdicts)
     return next((form for form in forms if form != RIGHT_OR_WRONG), RIGHT_OR_WRONG)
 
@@ -99,7 +101,7 @@ def fitted(verdict: Verdict, form: VerdictForm) -> Verdict:
     """Return a verdict in its verifier's form: True and False are the scores 1 and 0 of a verifier that returns one number.
 
     Raises:
-        UnusableVerdict: it has another form.
+        UnusableVerdict: the verdict has another form.
     """
     if form.kind == "score" and isinstance(verdict, bool):
         return float(verdict)
@@ -120,7 +122,8 @@ def fitted(verdict: Verdict, form: VerdictForm) -> Verdict:
 
 
 def is_close(one: Verdict, other: Verdict) -> bool:
-    """Return whether two verdicts on one response differ by rounding at most, as a model's do in batches of other sizes."""
+    """Return whether two verdicts on one response differ at most by rounding, as a model's verdicts do between batch
+    sizes."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
     if isinstance(one, dict) or isinstance(other, dict):
@@ -136,7 +139,7 @@ def line_of(verdict: Verdict) -> bytes:
 
 
 def numbered(line: bytes, number: int) -> bytes:
-    """Return a line with its number. A line that other code has written, or the same one twice, then shifts no verdict."""
+    """Return a line with its number, so that a repeated line, or a line from other code, cannot shift verdicts."""
     return b"%d %b" % (number, line)
 
 
@@ -144,7 +147,7 @@ def without_number(line: bytes, number: int) -> bytes:
     """Return a line without its number.
 
     Raises:
-        UnusableVerdict: it has another one.
+        UnusableVerdict: the line has another number.
     """
     start = b"%d " % number
     if not line.startswith(start):
@@ -156,7 +159,7 @@ def verdict_in(line: bytes) -> Verdict | None:
     """Return the verdict in a line; None: it is a message.
 
     Raises:
-        UnusableVerdict: it is neither, since other code than ours has written it.
+        UnusableVerdict: the line is neither, since other code than ours has written it.
     """
     if line in (_RIGHT, _WRONG):
         return line == _RIGHT

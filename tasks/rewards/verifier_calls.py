@@ -54,7 +54,7 @@ class _Together:
 
     def __call__(self, cases: Sequence[Case]) -> Iterator[Verdict | BrokenVerifier]:
         loop = self._runner.get_loop()
-        # First come, first served: an earlier case never waits for a later one
+        # Slots are given in order: an earlier case never waits for a later one
         slots = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
         tasks = [loop.create_task(self._verdict(slots, *case)) for case in cases]
         for task in tasks:
@@ -96,7 +96,7 @@ class _WithBatch:
                 yield fault
 
     def _returned(self, cases: Sequence[Case]) -> Sequence[object]:
-        """Return what the function returns, a value for each case."""
+        """Return the function's results, one for each case."""
         about = f"for {len(cases)} responses, the first with {shown_case(*cases[0])}"
         prompts, responses, answers = (list(column) for column in zip(*cases, strict=True))
         try:
@@ -104,7 +104,7 @@ class _WithBatch:
             if inspect.isawaitable(found):
                 found = self._runner.run(_awaited(found))
             if is_numpy(found, "ndarray") or isinstance(found, list | tuple):
-                found = list(found)  # a user's class may do anything where it is counted
+                found = list(found)  # a user's class may do anything when its items are counted
         except BaseException as error:  # a user's code may raise anything
             raise self._function.raised(error, about) from error
         if not isinstance(found, list | tuple):

@@ -1,7 +1,7 @@
 """Load a user's verifier from its file as a function; its faults are described in terms of the file.
 
-The file is run under a private name and from where it lies in the store, so that its name and the files
-beside it have no effect. Stages do that in a process of its own (``vantage.tasks.rewards.verifier_process``).
+The file is run under a private name and from its place in the store, so that its name and the files beside it have no
+effect. Stages run it in a separate process (``vantage.tasks.rewards.verifier_process``).
 """
 
 import inspect
@@ -31,16 +31,16 @@ class BrokenVerifier(ValueError):
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A function of a user's file, and what its faults are described by."""
+    """A function of a user's file, and the names with which its faults are described."""
 
     call: Callable[..., Any]
     function: str
-    """Its name in the file."""
+    """Name of the function in the file."""
     verifier: str
     """Name of the verifier in the recipe."""
     file: Path
     takes_batch: bool
-    """Whether it is called with prompts, responses and answers, and not with those of one response."""
+    """Whether the function is called with prompts, responses and answers, and not for one response at a time."""
     is_async: bool
 
     def judge(self, prompt: str, response: str, answer: str | None) -> Verdict:
@@ -53,14 +53,14 @@ class UserFunction:
         return self.checked(returned, about)
 
     def checked(self, returned: object, about: str) -> Verdict:
-        """Return what it returned as a verdict; BrokenVerifier if it is none."""
+        """Return the function's result as a verdict; BrokenVerifier if it is none."""
         try:
             return as_verdict(returned)
         except UnusableVerdict as error:
             raise self.broken(
                 f"returned {_short(returned)} (a {type(returned).__name__}) {about}; {error}"
             ) from None
-        except BaseException as error:  # a user's class may raise anything where it is read
+        except BaseException as error:  # a user's class may raise anything when it is read
             raise self.broken(
                 f"returned a {type(returned).__name__} that cannot be read: {_described(error, self.file)} {about}; return True or "
                 "False, a number, or numbers by name ({'style': 0.5})"
@@ -88,7 +88,7 @@ def load_user_function(file: Path, function: str, *, name: str) -> UserFunction:
     """Return the function of the file; ``verify_batch`` in place of ``verify`` if the file has only that.
 
     Args:
-        name: what the recipe calls the verifier.
+        name: the verifier's name in the recipe.
 
     Raises:
         BrokenVerifier: the file is not Python or fails as it is run, or has no such function with the parameters

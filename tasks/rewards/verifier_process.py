@@ -1,8 +1,8 @@
-"""Run a recipe's own verifier in a process of its own, kept for all batches of a stage.
+"""Run a recipe's own verifier in a separate process, which is kept for all batches of a stage.
 
-Whatever the code does there (a loop without end, a crash in C, ``os._exit``, prints without end) ends that process and
-nothing else, and is reported as the verifier's, with the line that ran. It does not get the logins of the stage's
-environment, only the variables in ``PASSED``. That is no sandbox: the code runs as the same user.
+Whatever the code does there (an endless loop, a crash in C, ``os._exit``, endless output) ends only that process, and
+is reported as a fault of the verifier, with the line that ran. The process does not get the logins of the stage's
+environment, only the variables in ``PASSED``. This is no sandbox: the code runs as the same user.
 """
 
 import json
@@ -37,8 +37,8 @@ from vantage.tasks.training import progress
 from vantage.tasks.training.control_groups import oom_kills
 
 CALL_SECONDS = 30.0
-"""Most seconds of one call; results that need longer belong into the data, as an answer. Of calls at the same time, most
-seconds after the one before."""
+"""Most seconds of one call; results that take longer belong in the data, as an answer. For concurrent calls, most
+seconds after the previous result."""
 BATCH_SECONDS = 600.0
 """Most seconds of one call with a whole batch; fewer for less than 20 responses: ``CALL_SECONDS`` for each."""
 LOAD_SECONDS = 120.0
@@ -48,7 +48,7 @@ MAX_PRINTED = 2**20
 MAX_REPLY = 64 * 2**20
 """Most bytes of the verdicts of one batch; code that writes into their pipe itself would fill the memory."""
 MAX_LOGGED = 4 * 2**20
-"""Most bytes of its output that go into the stage's log."""
+"""Most bytes of the code's output that go into the stage's log."""
 
 PASSED = frozenset(
     {
@@ -60,7 +60,8 @@ PASSED = frozenset(
 )
 """Variables of the stage's environment that the verifier's process receives."""
 PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VERIFIER_")
-"""Beginnings of more such names, ``PYTHONPATH`` among them, by which the process finds our package. ``VERIFIER_…`` is for what a user wants their own code to have."""
+"""Beginnings of more such names, including ``PYTHONPATH``, by which the process finds our package. Variables named
+``VERIFIER_…`` are for a user's own code."""
 
 _STACK_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
@@ -71,7 +72,7 @@ class VerifierOutOfMemory(MemoryError):
 
 
 class VerifierProcess:
-    """Judges by the function in the process, which is started by the first call."""
+    """Judges responses by the function in the process; the first call starts the process."""
 
     def __init__(
         self,
@@ -88,10 +89,10 @@ class VerifierProcess:
         Args:
             configuration: for ``vantage.tasks.rewards.verifier_worker``: ``file`` and ``function``, ``extract``, or
                 ``builtin``, the recipe's fields of a built-in verifier.
-            name: what the recipe calls the verifier.
-            function: what is named where it is at fault.
+            name: the verifier's name in the recipe.
+            function: the function's name in descriptions of faults.
             form: the form of all verdicts; None: the dry run, which finds it.
-            right: what counts as right of scores, where the recipe gives it.
+            right: the scores that count as right, if the recipe defines them.
             call_seconds: most seconds of one call; None: ``CALL_SECONDS``.
         """
         self._configuration = dict(configuration)
@@ -101,10 +102,10 @@ class VerifierProcess:
         self._call_seconds = call_seconds
         self._running: _Running | None = None
         self._begun: list[Case] = []
-        """Asked about, and not answered yet, in that order."""
+        """Cases that the process was asked about and has not answered, in order."""
         self._known: defaultdict[Case, deque[Verdict]] = defaultdict(deque)
-        """Verdicts on cases that were begun for others than those who have asked since."""
-        # A thread begins cases beside the one that wants verdicts; a request and its reply must not be taken apart.
+        """Verdicts on cases that were begun and that nobody has asked for yet."""
+        # One thread begins cases while another wants verdicts; a request and its reply must stay together.
         self._turn = threading.RLock()
 
     def __call__(self, prompt: str, response: str, answer: str | None) -> Verdict:
@@ -117,7 +118,7 @@ class VerifierProcess:
         Raises:
             BrokenVerifier: the verifier cannot be loaded, raises, returns no verdict or one of another form, takes too
                 long, prints too much, or ends its process.
-            VerifierOutOfMemory: the kernel has ended it.
+            VerifierOutOfMemory: the kernel has ended the process.
         """
         if not cases:
             return []
@@ -137,7 +138,7 @@ class VerifierProcess:
                 if verdict is None:
                     running = self._restarted(asked[number + 1 :])
                 self._known[case].append(self._wrong if verdict is None else verdict)
-            running.look(0.0)  # read what it has printed
+            running.look(0.0)  # read the code's output
             found = [self._known[case].popleft() for case in cases]
             for case in set(cases):
                 if not self._known[case]:
@@ -145,10 +146,11 @@ class VerifierProcess:
             return found
 
     def begin(self, cases: Sequence[Case]) -> None:
-        """Begin cases whose verdicts are wanted later; does not wait for the process that runs.
+        """Begin cases whose verdicts are wanted later; does not wait for the process.
 
-        A function that takes a whole batch is asked about all cases later, by ``verdicts``. Another thread than the one that asks
-        for verdicts may call this while the process runs, and not start it: the process ends with the thread that started it.
+        A function that takes a whole batch is asked about all cases later, by ``verdicts``. Any thread may call this
+        while the process runs. Only the thread that asks for verdicts may start it: the process ends with the thread
+        that started it.
         """
         if not cases:
             return
@@ -181,7 +183,7 @@ class VerifierProcess:
 
     @property
     def _wrong(self) -> Verdict:
-        """The verdict on a response over which a built-in verifier hangs or crashes: wrong, or the score 0."""
+        """The verdict on a response for which a built-in verifier hangs or crashes: wrong, or the score 0."""
         return False if self.form is None else fitted(False, self.form)
 
     @property
@@ -216,7 +218,7 @@ class VerifierProcess:
         running.takes_batch = reply == READY_FOR_BATCHES
 
     def _verdict(self, running: "_Running", case: Case, *, seconds: float) -> Verdict | None:
-        """Return the verdict; None if a built-in verifier's library hangs or crashes over the response."""
+        """Return the verdict; None if a built-in verifier's library hangs or crashes on the response."""
         reply = running.reply(seconds)
         try:
             verdict = verdict_in(reply) if isinstance(reply, bytes) else None
@@ -273,7 +275,8 @@ class VerifierProcess:
 
     @contextmanager
     def _killed_when_anything_breaks_off(self) -> Iterator[None]:
-        """Kill the process if the block breaks off: verdicts that nobody has read, because a request to stop came in between, must not answer the next batch."""
+        """Kill the process if the block is interrupted, as by a request to stop: unread verdicts must not answer the
+        next batch."""
         try:
             yield
         except BaseException:
@@ -291,7 +294,8 @@ def _message_in(reply: bytes) -> str | None:
 
 
 def _seconds(running: "_Running", number: int, asked: int, *, of_one: float) -> float:
-    """Return how long the verdict with this number is waited for; of a whole batch, the first one comes when all do."""
+    """Return how long to wait for the verdict with this number. The verdicts on a whole batch come together with the
+    first."""
     if running.takes_batch and number == 0:
         return min(BATCH_SECONDS, of_one * asked)
     return of_one
@@ -346,7 +350,7 @@ class _Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(asked, replies),
-            process_group=0,  # so that what it starts can be ended with it
+            process_group=0,  # so that processes that it starts can be ended with it
             env={**passed(os.environ), "PYTHONSAFEPATH": "1"},
         )
         os.close(asked)
@@ -359,7 +363,7 @@ class _Running:
             self._selector.register(descriptor, selectors.EVENT_READ)
         os.set_blocking(self._requests, False)
         self.takes_batch = False
-        """Whether its function is called with a whole batch."""
+        """Whether the process calls its function with a whole batch."""
         self._to_send = memoryview(b"")
         self._unread = b""
         self._tail = b""
@@ -378,8 +382,8 @@ class _Running:
     def reply(self, seconds: float) -> bytes | _NoReply:
         """Return the next line of the process, waiting for at most this time.
 
-        Time in which this process did not run counts for a moment only: a signal, a debugger or the machine may have stopped it, and
-        the verifier is not slow for that.
+        Time in which this process was stopped hardly counts: a signal, a debugger or the machine may have stopped it,
+        and then the verifier is not slow.
         """
         waited, looked_at = 0.0, time.monotonic()
         self._printed = 0
@@ -419,7 +423,7 @@ class _Running:
         return f" (line {int(lines[0][0])}, in {lines[0][1].decode(errors='replace')})" if lines else ""
 
     def look(self, seconds: float) -> None:
-        """Send, and read what has come; waits for this time if nothing has."""
+        """Send, and read the output that has come; waits for this time if there is none."""
         for key, _ in self._selector.select(seconds):
             if key.fd == self._requests:
                 self._send()
@@ -451,7 +455,7 @@ class _Running:
     def _send(self) -> None:
         try:
             self._to_send = self._to_send[os.write(self._requests, self._to_send) :]
-        except BrokenPipeError:  # it has ended, which is found out by asking for the reply
+        except BrokenPipeError:  # the process has ended, which `reply` notices
             self._to_send = memoryview(b"")
         if not self._to_send:
             self._selector.unregister(self._requests)

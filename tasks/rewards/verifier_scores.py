@@ -117,7 +117,7 @@ def _scores_of_beginnings(
     beginnings: Sequence[str],
     answers: Sequence[str | None],
 ) -> Tensor:
-    """Return scores (B,K) on the CPU: K named ones, or one."""
+    """Return scores (B,K) on the CPU: K named scores, or a single one."""
     form = form_of(verifier)
     if form.kind == "named_scores":
         return _numbers(verifier, prompts, beginnings, answers, names=form.names).float()
@@ -167,7 +167,7 @@ def _numbers(
 def _first_equal_cases(
     prompts: Sequence[str], responses: Sequence[str], answers: Sequence[str | None]
 ) -> list[int]:
-    """Return for each case the row of the first that is equal to it.
+    """Return for each case the row of the first equal case.
 
     Equal responses to a prompt have equal scores: a difference by rounding or chance would look like a preference.
     """

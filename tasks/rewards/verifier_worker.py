@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Read the pipes' descriptors, the verifier's name and its configuration (JSON) from the command line; serve until
     the end."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be busy for ever when its parent ends
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # its code may be busy when the parent ends
     for number in _STOPS:
         signal.signal(number, _leave_to_the_stage)
     faulthandler.enable()
@@ -72,8 +72,8 @@ def main() -> None:
 
 
 def _part_forks(*pipes: int) -> None:
-    """Take the pipes from processes that the user's code forks, and let them be stopped as others are: pools of
-    ``multiprocessing`` wait for ever for a process that ignores the signal, also where it comes at once after the fork."""
+    """Close the pipes in processes that the user's code forks, and restore their handling of stop signals. Pools of
+    ``multiprocessing`` wait for ever for a process that ignores the signal, even if it comes at once after the fork."""
     before = threading.local()  # two threads may fork at once
 
     def hold() -> None:
@@ -104,9 +104,9 @@ def _end_fork() -> NoReturn:
 
 
 def _flush() -> None:
-    """Pass on what the user's code has printed, as far as it has left standard output and error in place."""
+    """Flush the output of the user's code, unless the code has replaced standard output or error."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(BaseException):  # the code may have closed or replaced it
+        with suppress(BaseException):  # the code may have closed or replaced the stream
             stream.flush()
 
 

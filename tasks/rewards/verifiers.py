@@ -29,7 +29,7 @@ class MissingAnswers(ValueError):
 
 
 class UndecidedVerifier(ValueError):
-    """A verifier returns scores, and ``right`` is missing or does not fit them."""
+    """A verifier returns scores, and ``right`` is missing or does not fit the scores."""
 
 
 def _on_a_dial(prompt: str, response: str, answer: str | None = None, *, dial: arithmetic.Dial) -> bool:
@@ -47,11 +47,11 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
     """Return the verifier with this name in the recipe.
 
     Args:
-        role: under which the stage reads its artifact, where it is one of the recipe's own.
+        role: role in which the stage reads the verifier's artifact, if it is one of the recipe's own.
 
     Raises:
         BrokenVerifier: a user's file cannot be used.
-        MissingAnswers: it compares with answers, and prompts of the stage have none.
+        MissingAnswers: the verifier compares with answers, and prompts of the stage have none.
     """
     if name in BUILTIN_FUNCTIONS:  # no verifier of a recipe may have such a name
         return BUILTIN_FUNCTIONS[name]
@@ -65,7 +65,7 @@ def load_deciding_verifier(job: StageJob, name: str, *, role: str) -> VerifierFu
     """Return the verifier with this name, for a reader that asks for right or wrong.
 
     Raises:
-        UndecidedVerifier: it returns scores, and nothing in the recipe defines which of them are right.
+        UndecidedVerifier: the verifier returns scores, and nothing in the recipe defines which of them are right.
         BrokenVerifier, MissingAnswers: see ``load_verifier``.
     """
     verifier = load_verifier(job, name, role=role)
@@ -99,8 +99,8 @@ def refuse_unfit_right(name: str, form: VerdictForm, right: Right | None) -> Non
 
 
 def in_process(folder: Path, *, name: str) -> VerifierProcess:
-    """Return a verifier of a recipe's own, from its artifact, in a process of its own; its verdicts have the form that the
-    dry run found."""
+    """Return one of the recipe's own verifiers, from its artifact, in a separate process; its verdicts have the form
+    that the dry run found."""
     return process_of(folder, name=name, form=read_form(folder))
 
 
@@ -127,10 +127,10 @@ def process_of(folder: Path, *, name: str, form: VerdictForm | None) -> Verifier
 def builtin_process(
     configuration: Verifier, *, name: str, form: VerdictForm | None = RIGHT_OR_WRONG
 ) -> VerifierProcess:
-    """Return a built-in verifier in a process of its own; ``form`` as in ``process_of``.
+    """Return a built-in verifier in a separate process; ``form`` as in ``process_of``.
 
     Raises:
-        NotIsolated: it runs programs, and the kernel of this machine does not isolate them.
+        NotIsolated: the verifier runs programs, and the kernel of this machine does not isolate them.
     """
     seconds = None
     if isinstance(configuration, CodeVerifier):
@@ -166,7 +166,7 @@ def form_of(verifier: VerifierFunction) -> VerdictForm:
 
 
 def right_of(verifier: VerifierFunction) -> Right | None:
-    """Return what counts as right of a loaded verifier's scores, if the recipe gives it."""
+    """Return which scores of a loaded verifier count as right, if the recipe defines it."""
     return verifier.right if isinstance(verifier, VerifierProcess) else None
 
 
@@ -195,7 +195,7 @@ def refuse_missing_answers(job: StageJob, name: str) -> None:
 
 
 def lack_of_answers(prompts: Path) -> str | None:
-    """Return the number of prompts of a dataset without an answer, and which, in words; None if all have one."""
+    """Describe how many and which prompts of a dataset have no answer; None if all have one."""
     for split in SPLITS:
         missing, rows = count_missing(prompts, split, "answer")
         if missing:

@@ -17,7 +17,7 @@ ORDER_DISAGREEMENT = "watch_order_disagreement"
 
 
 def first_responses(sampled: Sampled) -> FirstResponses:
-    """Return what is remembered of the responses of a stage's first policy."""
+    """Return the facts to keep about the responses of a stage's first policy."""
     return FirstResponses(texts=tuple(sampled.responses), lengths=tuple(sampled.sequences.lengths.tolist()))
 
 
@@ -27,14 +27,15 @@ def with_scores(first: FirstResponses, scores: Tensor) -> FirstResponses:
 
 
 def are_equal(sampled: Sampled, first: FirstResponses) -> Tensor:
-    """Return whether each response (B,) is the first one again. Such a pair is a tie, although two batches round differently."""
+    """Return whether each response (B,) equals the first policy's. Such a pair is a tie, although two batches round
+    differently."""
     now = first_responses(sampled)
     ours, theirs = (zip(each.texts, each.lengths, strict=True) for each in (now, first))
     return torch.tensor([one == other for one, other in zip(ours, theirs, strict=True)])
 
 
 def verdicts_of_model(judge: PromptedJudge, sampled: Sampled, first: FirstResponses) -> SwappedVerdicts:
-    """Return the judge's verdicts on the responses beside the first ones; it is asked about the pairs that differ, and others are ties.
+    """Return the judge's verdicts on the responses beside the first ones; equal responses are ties without a question.
 
     Raises:
         UnusableJudge: a question with its answer is longer than the model reads.
@@ -42,7 +43,7 @@ def verdicts_of_model(judge: PromptedJudge, sampled: Sampled, first: FirstRespon
     same = are_equal(sampled, first)
     rows = [row for row, is_same in enumerate(same.tolist()) if not is_same]
     wins, disagree = torch.full(same.shape, 0.5, dtype=torch.float64), torch.zeros_like(same)
-    if not rows:  # the first measurement has only equal pairs: check their length before anything trains
+    if not rows:  # the first measurement has only equal pairs: check the length of all before training
         encoded_questions(judge, sampled.prompts, first.texts, first.texts)
     else:
         prompts, ours, theirs = (
@@ -56,7 +57,8 @@ def verdicts_of_model(judge: PromptedJudge, sampled: Sampled, first: FirstRespon
 def order_disagreement(
     verdicts: SwappedVerdicts, sampled: Sampled, first: FirstResponses
 ) -> dict[str, float]:
-    """Return the share of the pairs of different responses that the judge decides by their order; empty where all pairs are equal."""
+    """Return the share of pairs of different responses that the judge decides by their order; empty if all pairs are
+    equal."""
     differ = ~are_equal(sampled, first)
     return {ORDER_DISAGREEMENT: verdicts.disagree[differ].double().mean().item()} if differ.any() else {}
 
@@ -69,7 +71,7 @@ def wins_by_score(scores: Tensor, sampled: Sampled, first: FirstResponses) -> Te
 
 
 def win_rates(wins: Tensor, sampled: Sampled, first: FirstResponses) -> dict[str, float]:
-    """Return the win rate, and that at equal lengths; what is undefined is left out."""
+    """Return the win rate, and the win rate at equal lengths, without undefined ones."""
     differences = sampled.sequences.lengths.cpu() - torch.tensor(first.lengths)
     controlled = length_controlled_win_rate(wins, differences, torch.ones(1, len(wins)))
     found = {WIN_RATE: wins.mean().item(), LENGTH_CONTROLLED: controlled.item()}

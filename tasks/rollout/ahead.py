@@ -1,8 +1,8 @@
 """Sample the next responses while the present ones train; then the policy learns one step off-policy.
 
-A thread samples from a copy of the policy as it was before the update that runs meanwhile, whose frozen weights are not copied, or
-waits for servers that hold the weights of before.
-Its responses depend only on its seed and those weights, never on which of the two finishes first.
+A thread samples from a copy of the policy from before the running update (frozen weights are shared), or waits for
+servers that hold those weights. The responses depend only on the seed and those weights, never on whether sampling or
+training finishes first.
 """
 
 import copy
@@ -47,7 +47,7 @@ class _Stopped(Exception):
 
 @dataclass(frozen=True)
 class _BrokenOff:
-    """Responses that a stage had begun when it was asked to stop."""
+    """Responses that were being sampled when the stage was asked to stop."""
 
     prompts: list[list[int]]
     """See ``_Begun``."""
@@ -55,7 +55,7 @@ class _BrokenOff:
     iteration: int | None
     """See ``Origin``."""
     weights: dict[str, Tensor]
-    """Weights that sample them, by name."""
+    """Weights from which they are sampled, by name."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Begun:
     ended: int = 0
     """Responses of this rank that have ended."""
     origin: Origin | None = None
-    """Weights that sample them."""
+    """Weights from which they are sampled."""
     error: BaseException | None = None
     seconds: float = 0.0
     """Time that the thread took."""
@@ -118,30 +118,33 @@ class _LocalCopy:
 class AheadEngine:
     """A `RolloutEngine` that can begin with its next responses before they are asked for.
 
-    Responses that were not begun are sampled at once, from the present policy. Nothing is begun outside of its context.
+    Responses that were not begun are sampled when asked for, from the present policy. Outside its context, none are
+    begun.
     """
 
     def __init__(self, engine: RolloutEngine) -> None:
         """Sample beside this engine, which samples from the policy itself.
 
         Args:
-            engine: a ``LocalEngine``, beside which a copy of the policy samples, or a ``SamplesBeside``: servers, which hold the
-                weights of before until what was begun is there.
+            engine: a ``LocalEngine``, beside which a copy of the policy samples, or a ``SamplesBeside``: servers, which
+                keep the old weights until all begun responses are there.
         """
         self._now = engine
         assert isinstance(engine, LocalEngine | SamplesBeside)
         self._codec = engine.codec
         self._is_shared = not isinstance(engine, LocalEngine)
-        """Whether what samples beside the training is the engine itself, which has one version of the weights at a time."""
+        """Whether the engine itself samples beside the training, with only one version of the weights at a time."""
         self._beside: SamplesBeside = _LocalCopy(engine) if isinstance(engine, LocalEngine) else engine
         self._late: dict[str, Tensor] | None = None
-        """Weights that servers get when they have sampled what was begun."""
+        """Weights that servers get after they have sampled the begun responses."""
         self._begun: _Begun | None = None
         self._broken_off: _BrokenOff | None = None
-        """A rollout that a request to stop broke off, which is begun again inside the context; None: there is none."""
+        """A rollout that a request to stop interrupted, and that is begun again inside the context; None: there is
+        none."""
         self._is_stopped = threading.Event()
         self.took_begun = False
-        """Whether responses since the last `begin` were those that had been begun, by the policy before its last update."""
+        """Whether the responses since the last `begin` are those that were begun, from the policy before its last
+        update."""
 
     def __enter__(self) -> Self:
         self._now.__enter__()
@@ -159,7 +162,8 @@ class AheadEngine:
         self._now.__exit__(kind, error, trace)
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the policy's own tensors, which `generate` reads; what samples beside gets its weights in `begin`."""
+        """Take the policy's own tensors, which `generate` reads; sampling beside the training gets its weights in
+        `begin`."""
         if self._broken_off is not None:
             weights = self._begun_anew(dict(weights), self._broken_off)
         if self._is_shared and self._begun is not None:
@@ -168,7 +172,8 @@ class AheadEngine:
             self._now.take_weights(weights)
 
     def _begun_anew(self, policy: dict[str, Tensor], broken_off: _BrokenOff) -> Iterable[tuple[str, Tensor]]:
-        """Begin again with what was broken off, from the weights of then; returns the policy's tensors as they were given."""
+        """Begin the interrupted rollout again, from its old weights; returns the policy's tensors as they were
+        given."""
         self._broken_off = None
         now = {name: local(policy[name].detach()).clone() for name in broken_off.weights}
         _put(broken_off.weights, policy)
@@ -254,7 +259,7 @@ class AheadEngine:
     def tensors(self) -> dict[str, Tensor]:
         """Return the begun responses of all ranks for a checkpoint, once all are sampled; empty if none were begun.
 
-        A stage of one process that is asked to stop does not wait: then the weights that sample them are returned in their place.
+        A stage of one process that is asked to stop does not wait: it returns the weights of the sampling instead.
         """
         begun = self._begun
         if begun is None:
@@ -328,7 +333,7 @@ class AheadEngine:
             begun.counts, begun.seconds = taken_counts(), time.monotonic() - start
         except _Stopped:
             pass
-        except BaseException as error:  # raised again where the responses are asked for
+        except BaseException as error:  # raised again when the responses are asked for
             begun.error = error
 
     def _go_on(self, begun: _Begun, ended: int, token: int) -> None:
@@ -337,7 +342,7 @@ class AheadEngine:
             raise _Stopped
 
     def _forget_begun(self) -> None:
-        """Drop the responses that were begun, and what was begun with them: nobody will ask for them."""
+        """Drop the responses that were begun, and what the listener has begun with them: nobody will ask for them."""
         if self._begun is not None and self._begun.listening is not None:
             self._begun.listening.give_up()
         self._begun = None
@@ -354,8 +359,8 @@ class AheadEngine:
                 self._now.take_weights(late.items())
 
     def _broken_off_by_request(self, begun: _Begun) -> dict[str, Tensor]:
-        """Wait for the responses, or until this process is asked to stop; returns the weights that sample them if some are missing
-        then, and nothing if they are all there or only to be waited for."""
+        """Wait for the responses, or until this process is asked to stop. In the second case, returns the weights of
+        the sampling if responses are missing and the process must not wait for them; else nothing."""
         while begun.thread is not None and begun.thread.is_alive():
             if preemption.requested() and ranks.world_size() == 1 and (weights := self._beside.weights()):
                 self._is_stopped.set()

@@ -1,8 +1,9 @@
-"""Checksums of the weights that a vLLM was given, compared with those that it computes of the weights that it holds.
+"""Compare checksums of the weights that a vLLM was given with those that it computes of the weights that it holds.
 
-Log-probabilities of fixed rows show that an update has arrived, up to the rounding of the arithmetic: in bfloat16 a small update hides in it. Checksums
-show every bit. vLLM 0.32 computes the sha256 of each of its parameters (``compute_weight_checksums``). It joins some matrices, and pads
-the rows of embeddings; so what is hashed here is what vLLM would hold. Of large weights, each update compares another part.
+Log-probabilities of fixed rows show that an update has arrived only up to rounding, which hides small updates in
+bfloat16. Checksums show every bit. vLLM 0.32 computes the sha256 of each of its parameters
+(``compute_weight_checksums``). It joins some matrices, and pads the rows of embeddings, so the weights are hashed here
+in the form in which vLLM would hold them. If the weights are large, each update compares another part of them.
 """
 
 import hashlib
@@ -22,36 +23,37 @@ METHOD = "compute_weight_checksums"
 """Method of vLLM's workers that returns name → sha256; names begin with the worker's place, which ends with a colon."""
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Layers that vLLM holds as one, and the layers of the policy in them, in order."""
+"""Layer that vLLM holds → the policy's layers that it joins, in order."""
 
 PADDED_TO = 64
 """vLLM fills embeddings with rows of zeros up to a multiple of this."""
 
 MOST_BYTES = 2**30
-"""Weights up to this size are compared after each update where the recipe does not say: hashing takes about a second, here and in vLLM."""
+"""Weights up to this size are compared after each update if the recipe does not decide: hashing takes about a second,
+here and in vLLM."""
 
 MOST_BYTES_AT_FIRST = 32 * 2**30
-"""Weights up to this size are compared once where the recipe does not say, and in parts after that."""
+"""Weights up to this size are compared once, and in parts after that, if the recipe does not decide."""
 
 
 class GivenWeights:
     """Hashes weights while they are handed over: all of them, or the base beneath adapters."""
 
     def __init__(self, dtype: torch.dtype, *, only: Set[str] | None = None) -> None:
-        """Begin with none.
+        """Begin without weights.
 
         Args:
-            dtype: in which vLLM holds them.
+            dtype: type in which vLLM holds the weights.
             only: vLLM's parameters that are compared; None: all.
         """
         self._dtype, self._only = dtype, only
         self.sizes: dict[str, int] = {}
-        """vLLM's parameter → bytes of the weights in it, in the order of the weights."""
+        """vLLM's parameter → bytes of its weights, in the order of the weights."""
         self._right: dict[str, set[str]] = {}
         self._joined: dict[str, tuple[Any, list[str]]] = {}
 
     def add(self, name: str, weight: Tensor) -> None:
-        """Hash a whole weight; parts of a joined one are added in its order, or it is not compared."""
+        """Hash a whole weight. The parts of a joined weight must come in its order; otherwise it is not compared."""
         module, _, last = name.rpartition(".")
         parent, _, layer = module.rpartition(".")
         wholes = [f"{parent}.{whole}.{last}" for whole, parts in JOINED.items() if layer in parts]
@@ -75,7 +77,7 @@ class GivenWeights:
                 self._right[name].add(hashed.hexdigest())
 
     def right(self) -> dict[str, set[str]]:
-        """Return for each parameter of vLLM the checksums that are right; a padded one has two."""
+        """Return vLLM's parameter → right checksums; a padded parameter has two."""
         joined = {
             name: {hashed.hexdigest()}
             for name, (hashed, seen) in self._joined.items()
@@ -87,9 +89,9 @@ class GivenWeights:
 class Checksums:
     """Compares the checksums of one policy's vLLMs with the right ones.
 
-    Some parameters never agree: a CPU's packed matrices, and layouts that are not known here. The first comparison of a vLLM, which
-    follows the proof by log-probabilities, shows which ones agree; from then on these must. It is of all weights; where they are too large
-    for each update, the later ones are of parts in turn.
+    Some parameters never agree: a CPU's packed matrices, and layouts that are not known here. The first comparison of a
+    vLLM, after the proof by log-probabilities, covers all weights and shows which parameters agree; from then on these
+    must agree. If the weights are too large to compare after each update, later comparisons cover parts in turn.
     """
 
     def __init__(self, chosen: bool | None, precision: Precision) -> None:
@@ -108,11 +110,11 @@ class Checksums:
     def begin(
         self, weights: Iterable[Tensor], places: Iterable[str] = ("",), *, is_first: bool = False
     ) -> GivenWeights | None:
-        """Return what hashes these weights, which are handed over next; None: they are not compared.
+        """Return the hasher for the weights that are handed over next; None: they are not compared.
 
         Args:
-            places: of the vLLMs that get them; one that is new is compared as a whole.
-            is_first: whether the vLLM has had no weights since its start; it is compared as a whole, too.
+            places: places of the vLLMs that get the weights; a new vLLM is compared as a whole.
+            is_first: whether the vLLM has had no weights since its start; then it is compared as a whole, too.
         """
         size = sum(weight.numel() for weight in weights) * self._dtype.itemsize
         known = frozenset().union(*self._known.values()) if self._known else None
@@ -131,7 +133,7 @@ class Checksums:
         return self._given
 
     def _next_part(self, known: Set[str]) -> tuple[str, ...]:
-        """Return the parameters whose turn it is: as many of one after another as ``MOST_BYTES`` hold, at least one."""
+        """Return the next parameters to compare: as many in order as fit into ``MOST_BYTES``, at least one."""
         parts: list[list[str]] = []
         taken = 0
         for name, size in self._sizes.items():
@@ -149,16 +151,16 @@ class Checksums:
         """Compare the checksums of the vLLM at a place, once after each ``begin``.
 
         Args:
-            ask: returns those of the parameters with these names, or of all, without names; None: its version computes none. Not called
-                if none are compared.
+            ask: returns the checksums of the named parameters, or of all without names; None: this version of vLLM
+                computes none. Not called if none are compared.
 
         Raises:
-            WeightsDiffer: one that agreed before does not.
+            WeightsDiffer: a checksum that agreed before differs.
         """
         if self._given is None or place in self._compared:
             return
         if self._part is not None and place not in self._known:
-            return  # it has never been compared as a whole, so what it has in another layout is not known
+            return  # never compared as a whole, so it is not known which parameters have another layout
         if (held := ask(self._part)) is None:
             self._computes_none = True
             return
@@ -180,7 +182,7 @@ class Checksums:
 
 
 def by_parameter(of_workers: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return parameter → checksum; without those of which workers hold different parts."""
+    """Return parameter → checksum, without parameters of which workers hold different parts."""
     found: dict[str, set[str]] = {}
     for checksums in of_workers:
         for name, checksum in checksums.items():

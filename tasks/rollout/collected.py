@@ -30,8 +30,8 @@ _COLUMNS = (
     ("weighted_sum", pa.float32()),
 )
 """Columns of a row, which is one response; ``score.TERM`` for each of the reward's terms follows. ``response_ids`` and
-``sampler_logprobs`` (of each id when it was drawn, in nats) are equally long, the end-of-sequence id included; ``score`` is
-before any scaling."""
+``sampler_logprobs`` (of each id when it was drawn, in nats) have the same length, including the end-of-sequence id;
+``score`` is before any scaling."""
 _SCORE = "score."
 
 

@@ -6,7 +6,8 @@ from vantage.tasks.rollout.collected import Collected
 
 
 def best_against_worst(collected: Collected, codec: Codec, *, split: str) -> Completions:
-    """Return a pair for each prompt whose responses do not all score the same; of equal scores the first response counts.
+    """Return a pair for each prompt whose responses do not all have one score; of equal scores, the first response is
+    taken.
 
     Raises:
         NothingLeft: no prompt gives a pair.

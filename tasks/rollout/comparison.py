@@ -67,7 +67,7 @@ class Pairs:
 
     @property
     def length_differences(self) -> Tensor:
-        """Tokens of the candidate's response less those of the baseline's, (B,)."""
+        """Tokens of the candidate's response less those of the baseline's response, (B,)."""
         candidate, baseline = (
             each.sampled.sequences.lengths.cpu() for each in (self.candidate, self.baseline)
         )

@@ -49,7 +49,8 @@ def diagnose_critic(
 ) -> CriticDiagnosis:
     """Return the whole diagnosis; `values`, `returns`, `response_mask` (B,T), Monte-Carlo returns; `prompts` of the rows.
 
-    `iterations` is the most that the critic could be trained, `best_iteration` the one that was kept.
+    `iterations` is the largest number of iterations that the critic could train, `best_iteration` the one that was
+    kept.
     """
     clusters = clusters_of(prompts)
     batch = (values, returns, response_mask, clusters)

@@ -34,7 +34,7 @@ def values_and_disagreement(
 
 
 def form_metrics(critic: ScalarModel, held_out: Returned, models: RolloutModels) -> dict[str, float | None]:
-    """Return what is measured of a critic with several outputs alone, on held-out responses; empty for one value."""
+    """Return the metrics that only a critic with several outputs has, on held-out responses; empty for one value."""
     sequences = held_out.rollout.sequences
     mask = sequences.response_mask
     with progress.within("validation"):
@@ -53,7 +53,7 @@ def form_metrics(critic: ScalarModel, held_out: Returned, models: RolloutModels)
 
 
 def _shares(critic: ScalarModel, sequences: Sequences, models: RolloutModels, bounds: Tensor) -> Tensor:
-    """Return the shares (B,T,M) of the quantiles up to each bound; as few numbers a token as there are bounds are gathered."""
+    """Return the shares (B,T,M) of the quantiles up to each bound. Only M numbers per token are gathered."""
 
     def compute(micro: Sequences) -> dict[str, Tensor]:
         with autocast(models.precision, micro.input_ids.device):

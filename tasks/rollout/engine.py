@@ -30,7 +30,7 @@ class Listener(Protocol):
         """Return at once; it is called before each token that is sampled."""
 
     def give_up(self) -> None:
-        """Forget what was received: nobody will want to know more of it."""
+        """Forget the received responses: nobody needs them any longer."""
 
 
 class RolloutEngine(Protocol):
@@ -41,7 +41,7 @@ class RolloutEngine(Protocol):
         """Return whether the responses since the last ``begin`` were begun before the policy's last update."""
 
     def __enter__(self) -> Self:
-        """Let ``begin`` sample beside other work from now on. Has no effect on an engine that does not sample ahead."""
+        """Let ``begin`` sample beside other work from now on. Does nothing for an engine that does not sample ahead."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,8 +58,8 @@ class RolloutEngine(Protocol):
     ) -> None:
         """Begin to sample responses that ``generate`` will be asked for; an engine that does not sample ahead does nothing.
 
-        The listener receives this rank's responses in a thread; what it has not received when ``generate`` returns them, it
-        never does.
+        The listener receives this rank's responses in a thread. It never receives responses that it has not got when
+        ``generate`` returns them.
         """
 
     def generate(
@@ -94,25 +94,28 @@ class Origin:
     digest: str
     """Digest of the weights, at most 13 hexadecimal digits."""
     gap: float
-    """Mean |Δ| of the engine to the policy on fixed rows, in nats per token."""
+    """Mean |Δ| of log-probabilities between engine and policy on fixed rows, in nats per token."""
     iteration: int | None
-    """Iterations of the stage that had ended when the policy had these weights; None: an older checkpoint does not tell."""
+    """Iterations of the stage that had ended when the policy had these weights; None: an older checkpoint, so not
+    known."""
 
 
 @runtime_checkable
 class SamplesBeside(Protocol):
-    """Samples beside the training, in another thread: what ``vantage.tasks.rollout.ahead`` drives."""
+    """Samples beside the training, in another thread, for ``vantage.tasks.rollout.ahead``."""
 
     codec: Codec
 
     def hold(self) -> Origin | None:
-        """Keep the policy's present weights for ``sample_own``, however the policy changes meanwhile; None: nobody needs to know them."""
+        """Keep the policy's present weights for ``sample_own``, however the policy changes meanwhile; None: without an
+        origin."""
 
     def release(self) -> None:
-        """Drop what is kept of these weights for a failure: ``sample_own`` has ended, and others follow."""
+        """Drop the copy of these weights that is kept for a failure: ``sample_own`` has ended, and other weights
+        follow."""
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of ``hold`` that train, by name, for a checkpoint; empty: nobody keeps them."""
+        """Return the trained weights of ``hold``, by name, for a checkpoint; empty: they are not kept."""
 
     def sample_own(
         self,
@@ -126,14 +129,14 @@ class SamplesBeside(Protocol):
         """Sample one response to each of the prompts at ``mine``, from the weights of ``hold``.
 
         Args:
-            on_token: called often with the number of responses that have ended, and of a token; an error that it raises ends the
-                sampling.
+            on_token: called often with the number of responses that have ended and the number of the token; an error
+                that it raises ends the sampling.
             listener: may receive some of the responses before all are sampled.
         """
 
 
 class SamplesWhenAsked:
-    """Base of engines that never sample ahead of what they are asked for: the part of ``RolloutEngine`` that does nothing."""
+    """Base of engines that never sample ahead: the part of ``RolloutEngine`` that does nothing for them."""
 
     @property
     def took_begun(self) -> bool:
@@ -173,9 +176,9 @@ class LocalEngine(SamplesWhenAsked):
     policy: PolicyModel
     codec: Codec
     limits: PassLimits
-    """Limits of the responses that are sampled side by side."""
+    """Limits of the responses that are sampled together."""
     precision: Precision
-    """Precision of the computation; it is that of training if the policy learns from the responses."""
+    """Precision of the computation, the same as in training if the policy learns from the responses."""
     is_beside_another: bool = False
     """Whether another thread uses the device while this one samples."""
 

@@ -1,4 +1,4 @@
-"""An engine that samples as much side by side as memory has room for, in every kind of stage that samples."""
+"""Limit an engine to as many responses at once as fit into memory, for every kind of stage that samples."""
 
 from dataclasses import replace
 from typing import TypeVar
@@ -19,7 +19,7 @@ Job = TypeVar("Job", bound=StageJob[Rollouts | RolloutCollection | PreferenceCol
 def fit_to_memory(
     engine: Engine, job: Job, taken: Taken, *, device: torch.device, other: str | None = None
 ) -> tuple[Engine, Job]:
-    """Return the engine and the job, both limited by the memory of this device; unchanged where nothing is found.
+    """Return the engine and the job, both limited by the memory of this device; unchanged if no limit is found.
 
     Args:
         taken: the memory that the stage's passes need.

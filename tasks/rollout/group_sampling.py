@@ -25,7 +25,7 @@ class Filled:
 
 
 def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
-    """Return which groups (B / K,) have one score but for rounding: all right or all wrong, so that their scores prefer none.
+    """Return which groups (B / K,) have a single score, up to rounding: their scores prefer no response.
 
     ``scores`` (B,), those of a group adjacent, before any shaping: a length penalty would make equal answers differ.
     """
@@ -57,10 +57,10 @@ def fill(
 ) -> Filled:
     """Sample until there is a whole rollout of groups that are not uniform, ``max_rounds`` times at most.
 
-    What is still missing then is filled with uniform groups, so that a rollout always has the same size.
+    If groups are still missing then, uniform groups fill up the rollout, so that it always has the same size.
 
     Args:
-        draw: from the number of the round to a whole rollout of new prompts, groups in a row.
+        draw: returns a whole rollout of new prompts for the number of a round; the rows of a group are adjacent.
         each: whether a group is uniform only if each of its scores is, and not their sum alone.
     """
     parts: list[Scored] = []
@@ -122,7 +122,7 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
 
 
 def _joined_conversations(sampled: list[Sampled]) -> list[list[Message] | None] | None:
-    """Return the turns of several batches' prompts; None where no batch knows them."""
+    """Return the turns of several batches' prompts; None if no batch has them."""
     if all(each.conversations is None for each in sampled):
         return None
     return [turns for each in sampled for turns in each.conversations or [None] * len(each.prompts)]
@@ -135,7 +135,8 @@ def _joined_steps(scores: list[Scores]) -> Tensor | None:
 
 
 def _joined_summands(scores: list[Scores]) -> tuple[Summand, ...]:
-    """Return the parts of the sum of several batches; none, where one is of collected responses, which have none."""
+    """Return the parts of the sum of several batches; empty if one batch has collected responses, which have no
+    parts."""
     if not all(each.summands for each in scores):
         return ()
     return tuple(

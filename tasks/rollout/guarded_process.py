@@ -1,10 +1,10 @@
-"""Run a command that ends with the process that wants it, however that one ends:
+"""Run a command that ends with the process that needs it, however that process ends:
 
     python -m vantage.tasks.rollout.guarded_process DESCRIPTOR COMMAND …
 
-DESCRIPTOR is the reading end of a pipe whose other end the wanting process alone holds. This process leads a process group; when
-the pipe is closed, or the command has ended, everything in the group is killed. So it is when this process is killed itself, as Ray kills
-the children of a worker that ends: a fork of it waits for that.
+DESCRIPTOR is the reading end of a pipe whose other end only the needing process holds. This process leads a process
+group. When the pipe is closed, or the command has ended, everything in the group is killed. That also happens if this
+process is killed itself, as Ray kills the children of a worker that ends: a fork of it waits for that.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""The proof that an engine holds the weights of the policy: both read the same few fixed rows, and their log-probabilities are compared."""
+"""Prove that an engine holds the weights of the policy: compare the log-probabilities that both give to a few fixed
+rows."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ DIGITS = 12
 """Hexadecimal digits of a digest: 48 bits, which a float64 holds exactly."""
 
 MAX_GAP: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 0.25}
-"""Nats per token of mean |Δ| that rounding may explain. Measured on a CPU: 2e-6 to 2e-5 in float32; in bfloat16 0.03 of small random models
-and 0.11 of SmolLM2, whose logits are larger (docs/log/models_and_sampling.md)."""
+"""Largest mean |Δ|, in nats per token, that rounding may explain. Measured on a CPU: 2e-6 to 2e-5 in float32; in
+bfloat16 0.03 for small random models and 0.11 for SmolLM2, whose logits are larger
+(docs/log/models_and_sampling.md)."""
 
 MOVED: dict[Precision, float] = {"float32": 1e-5, "bfloat16": 0.05}
 """Mean |Δ| between the log-probabilities of the policy before and after an update. If it is larger, an engine that has taken the update
@@ -50,7 +52,7 @@ class Proof:
     gap: float
     """Mean |Δ| between the two."""
     logprobs: Tensor
-    """(ROWS, TOKENS − 1), float64: the policy's own."""
+    """(ROWS, TOKENS − 1), float64: the policy's log-probabilities."""
 
     @property
     def digest(self) -> str:
@@ -76,7 +78,7 @@ def logprobs_of_policy(
     """Return the policy's log-probability of each id but the first, at temperature 1, float64 on the CPU.
 
     Raises:
-        FloatingPointError: they are not numbers.
+        FloatingPointError: a log-probability is not a number.
     """
     sequences = collate([row[:1] for row in rows], [row[1:] for row in rows], pad_token_id=pad_token_id)
     with autocast(precision, policy.device):
@@ -99,14 +101,14 @@ def check_held(
     """Return how far the engine's log-probabilities of the fixed rows are from the policy's.
 
     Args:
-        before: the policy's own before its last update; None: there was none.
-        earlier: the policy's own and the engine's at this engine's last proof; None: there was none.
-        base: the policy's own without its adapters; None: it has none.
-        outcome: what the error says of responses.
+        before: the policy's log-probabilities before its last update; None: there was none.
+        earlier: the policy's and the engine's log-probabilities at this engine's last proof; None: there was none.
+        base: the policy's log-probabilities without its adapters; None: it has none.
+        outcome: part of the error's message about responses.
 
     Raises:
-        WeightsDiffer: the gap is more than rounding, the engine computes what it did before the update or is nearer to the policy of
-            then, or it applies the policy's adapters otherwise than the policy does.
+        WeightsDiffer: the gap is more than rounding, the engine computes the same as before the update or is nearer to
+            the policy before it, or it applies the policy's adapters in another way than the policy does.
     """
     gap, bound = _mean_gap(engine, policy), MAX_GAP[precision]
     if base is not None and gap > bound and _mean_gap(engine, base) <= bound:
@@ -147,10 +149,11 @@ def check_held(
 
 
 def _share_of_effect(engine: Tensor, policy: Tensor, base: Tensor) -> float:
-    """Return ⟨engine − base, policy − base⟩ / |policy − base|²: 1 if the adapters do in the engine what they do in the policy.
+    """Return ⟨engine − base, policy − base⟩ / |policy − base|²: 1 if the adapters have the same effect in engine and
+    policy.
 
-    Rounding moves single log-probabilities, and hardly this sum over all: it finds an effect of the wrong size far below the bound of
-    the gap.
+    Rounding moves single log-probabilities, but hardly this sum over all of them. So it finds an effect of the wrong
+    size far below the bound of the gap.
     """
     effect = policy - base
     return ((engine - base) * effect).sum().item() / effect.square().sum().item()

@@ -1,4 +1,4 @@
-"""Whether the reward and a watch's judge agree before anything is trained: where they do not, one of them may be wrong."""
+"""Measure whether the reward and a watch's judge agree before anything is trained. If they do not, one may be wrong."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -19,7 +19,8 @@ CHANCE = 0.5
 
 
 def agreement_with_interval(rewards: Tensor, judged: Tensor, clusters: Tensor) -> tuple[float, ...]:
-    """Return the pair accuracy of the rewards by the judge, and the low and high end of its 95 % interval; empty if undefined.
+    """Return the rewards' pair accuracy according to the judge, with both ends of its 95 % interval; empty if
+    undefined.
 
     All (N,); ``clusters`` are the rows' prompts.
     """

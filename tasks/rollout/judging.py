@@ -17,7 +17,7 @@ from vantage.tasks.rollout.prompted_judge import PromptedJudge
 from vantage.tasks.rollout.rollouts import Sampled
 
 Judgement = Callable[[Sampled], Tensor]
-"""Responses → (B,), on the CPU: right (1) or wrong (0) by a verifier, or their scores by a reward."""
+"""Responses → (B,), on the CPU: right (1) or wrong (0) from a verifier, or scores from a reward."""
 
 AnyJudge = TypeVar("AnyJudge", bound=Judgement | PromptedJudge)
 
@@ -64,7 +64,7 @@ def load_judge(
 
     Args:
         role: the field that names the judge.
-        policies: the roles of those whose responses are judged; a reward's models are given their ids.
+        policies: roles of the policies whose responses are judged; a reward's models read their ids.
 
     Raises:
         TokenizersDiffer, BrokenVerifier, MissingAnswers: see ``load_scorer`` and ``load_verifier``.

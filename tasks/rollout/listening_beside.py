@@ -11,7 +11,8 @@ KEEP_UP_SECONDS = 0.05
 
 
 class ListeningBeside:
-    """A `Listener` that never waits: it passes everything on to another one, which may have to wait for its turn."""
+    """A `Listener` that never waits: it passes everything on to another listener, which may have to wait for its
+    turn."""
 
     def __init__(self, listener: Listener) -> None:
         """Begin to listen; ``stop`` ends it."""
@@ -29,7 +30,7 @@ class ListeningBeside:
         self._waiting.put((rows, responses))
 
     def keep_up(self) -> None:
-        """See `Listener`; the thread calls it for the other one."""
+        """Do nothing: this object's thread calls ``keep_up`` of the other listener."""
 
     def ended(self, rows: Sequence[int], responses: Sequence[list[int]]) -> None:
         """Receive the responses of a rank once all are sampled; those that were not received before are passed on."""
@@ -38,7 +39,7 @@ class ListeningBeside:
             self.sampled([rows[place] for place in places], [responses[place] for place in places])
 
     def stop(self) -> None:
-        """Pass nothing more on. What was not passed on yet is left to whoever wants the responses' scores.
+        """Pass nothing more on. Responses that were not passed on are left to the code that wants their scores.
 
         Raises:
             Exception: the other listener has failed.
@@ -49,7 +50,7 @@ class ListeningBeside:
             raise self._error
 
     def give_up(self) -> None:
-        """Stop, and have what was passed on forgotten; an error of the other listener no longer matters."""
+        """Stop, and let the other listener forget the responses; its errors no longer matter."""
         self._is_stopped.set()
         self._thread.join()
         self._listener.give_up()
@@ -63,5 +64,5 @@ class ListeningBeside:
                     self._listener.keep_up()
                 else:
                     self._listener.sampled(rows, responses)
-        except BaseException as error:  # raised again where the responses are asked for
+        except BaseException as error:  # raised again when the responses are asked for
             self._error = error

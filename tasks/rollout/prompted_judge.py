@@ -71,14 +71,14 @@ def answer_ids(
     """Return ids of the answers as the beginning of the model's response, without the token that ends it.
 
     Raises:
-        UnusableJudge: one is the beginning of the other, or equal to it: then it is never the less likely one.
+        UnusableJudge: one answer begins the other, or equals it, so that it could never be the less likely one.
     """
     first, second = label_ids(tokenizer, answers, field=field, remedy="name answers that begin differently")
     return first, second
 
 
 def judge_pairs(judge: PromptedJudge, candidate: Sampled, baseline: Sampled) -> SwappedVerdicts:
-    """Return the verdicts on the i-th response of the candidate beside the i-th of the baseline."""
+    """Return the verdicts on pairs of the i-th response of the candidate and the i-th of the baseline."""
     return judge_texts(judge, candidate.prompts, candidate.responses, baseline.responses)
 
 
@@ -117,7 +117,7 @@ def preferences(
 
 
 def question(template: str, prompt: str, first: str, second: str) -> str:
-    """Return the template with the prompt and both responses; what looks like a field in these stays as it is."""
+    """Return the template with the prompt and both responses; text in these that looks like a field is not replaced."""
     texts = dict(zip(PAIR_FIELDS, (prompt, first, second), strict=True))
     return _FIELD.sub(lambda field: texts[field[0]], template)
 
