@@ -49,7 +49,7 @@ def run(job: StageJob[ResolvedRolloutCollection]) -> StageResult:
     models, job = models.ready(job, taken_by_reading(policy, models.codec, prompts.values(), work))
     batches = list(cut_batches(prompts, work))
 
-    # 2. Scored responses, batch by batch, from wherever an earlier attempt got to
+    # 2. Sample and score responses, batch by batch, from the end of an earlier attempt on
     with BatchFiles(job.scratch, total=len(batches), phase="sampling") as files:
         for number in files.remaining():
             batch = batches[number]
@@ -84,7 +84,7 @@ def run(job: StageJob[ResolvedRolloutCollection]) -> StageResult:
     )
     (job.output / HEADER).write_text(header.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
-    # 4. What the responses are like: those to training prompts, and estimates on test prompts
+    # 4. Describe the responses to training prompts, and estimate metrics on test prompts
     collected = {split: read_collected(job.output, split, models.codec, tokenizer=digest) for split in SPLITS}
     estimates = estimate(collected[TEST])
     return StageResult(
@@ -100,7 +100,7 @@ def run(job: StageJob[ResolvedRolloutCollection]) -> StageResult:
 
 
 def samples_of(split: str, work: ResolvedRolloutCollection) -> int:
-    """Return responses to each prompt of a split."""
+    """Return the number of responses to each prompt of a split."""
     return work.samples_per_prompt if split == TRAIN else work.held_out_samples_per_prompt
 
 
@@ -125,7 +125,8 @@ def describe(scored: Scored) -> dict[str, float]:
 
 
 def estimate(test: Collected) -> dict[str, Estimate]:
-    """Return score, length (tokens) and cut-off share of the responses to test prompts; all to one prompt are one cluster."""
+    """Estimate score, length (tokens) and cut-off share of responses to test prompts; those to one prompt are one
+    cluster."""
     clusters = clusters_of([prompt for prompt, _ in test.cases() for _ in range(test.samples_per_prompt)])
     measured = {
         "test_score": test.scores,
@@ -136,7 +137,7 @@ def estimate(test: Collected) -> dict[str, Estimate]:
 
 
 def describe_groups(collected: Mapping[str, Collected]) -> dict[str, float]:
-    """Return the spread of the test scores, and the share of training prompts whose responses all score the same."""
+    """Return the spread of the test scores, and the share of training prompts whose responses all have one score."""
     train, test = collected[TRAIN], collected[TEST]
     uniform = uniform_groups(train.weighted_sums, samples_per_prompt=train.samples_per_prompt)
     return {

@@ -67,14 +67,15 @@ from vantage.tasks.training.optimization import training_device
 PR_SET_PDEATHSIG = 1
 """Value of the constant in ``linux/prctl.h``."""
 AT_ONCE = 32
-"""Number of responses that are sampled side by side."""
+"""Number of responses that are sampled at once."""
 TEMPLATE_SECONDS = 60
 """Most seconds of processor time of the chat template while a model is opened, and for the conversations of one request to sample."""
 TEMPLATE_BYTES = 2 * 2**30
 """Memory that a request's rendering may take in addition to what the process has already."""
 
 Bounds = Callable[[int], AbstractContextManager[None]]
-"""Returns a context in which the chat template has so many seconds of processor time (0: no limit). A template is a program by the model's author."""
+"""Seconds (0: no limit) → context in which the chat template has so much processor time. A template is a program by the
+model's author."""
 
 
 def unbounded(_seconds: int) -> AbstractContextManager[None]:
@@ -84,7 +85,8 @@ def unbounded(_seconds: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def bounded(seconds: int) -> Iterator[None]:
-    """Bound the block's processor time and memory. After the seconds the kernel ends the process: a long power of integers looks at no signal.
+    """Bound the block's processor time and memory. After the seconds the kernel ends the process, since a long
+    computation with integers handles no signal.
 
     Raises:
         ValueError: the block takes more memory.
@@ -112,7 +114,7 @@ def named_as_options() -> Iterator[None]:
     """Raise the errors of engines with the options of ``vantage sample`` in place of a recipe's fields.
 
     Raises:
-        ValueError: an engine failed, or refused what it was given.
+        ValueError: an engine failed, or refused its arguments.
     """
     try:
         yield
@@ -198,7 +200,8 @@ class OpenedModel:
         """Return responses of a stage's engine.
 
         Raises:
-            ValueError: this model cannot read a conversation, more tokens are asked for than it has positions, or vLLM failed.
+            ValueError: the model cannot read a conversation, has fewer positions than the requested tokens, or vLLM
+                failed.
         """
         generation = generation_with(
             self.codec.generation, temperature=request.temperature, max_tokens=request.max_tokens
@@ -235,8 +238,8 @@ class OpenedModel:
         )
 
     def _engine(self, codec: Codec, *, longest: int) -> RolloutEngine:
-        """Return the engine; vLLM goes on running while prompts have room in it, and else starts again with more. A server keeps its
-        own room, which must suffice.
+        """Return the engine. A vLLM in this process is restarted with more positions if the prompts need them. The
+        positions of a server do not change, and must suffice.
 
         Args:
             longest: tokens of the longest prompt.
@@ -264,7 +267,7 @@ class OpenedModel:
 
     def render(self, request: RenderRequest) -> RenderReply:
         """Return rows of data as training reads them; for a row that it cannot read, the reason."""
-        with self._bounds(0):  # the asking process has a limit of its own
+        with self._bounds(0):  # the process that asks has its own limit
             return RenderReply(rows=tuple(self._rendered(row, request.train_on) for row in request.rows))
 
     def _rendered(self, row: RowToRender, train_on: TrainOn) -> RenderedRow:
@@ -327,7 +330,7 @@ def _message(fields: Mapping[str, str | None]) -> Message:
 
 def main() -> None:
     """Answer line by line until standard input ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be busy when its parent ends
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # this process may be busy when its parent ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the command line, which ends this process
     replies = os.dup(1)
     os.dup2(2, 1)

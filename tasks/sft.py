@@ -51,7 +51,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
     )
     work = within_memory(job, found_limits(job, taken, device=device)).work
 
-    # 2. Optimiser steps, from wherever an earlier attempt got to
+    # 2. Take optimiser steps, from the last step of an earlier attempt on
     with Attempt(
         job,
         total=num_steps,
@@ -72,7 +72,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
             rates = update_weights(optimizer, policy, work, step=step, total_steps=num_steps)
             attempt.finish_step({"loss": loss, **rates}, num_tokens=sum(batch.known.totals), headline="loss")
 
-    # 3. How well it predicts what it has not seen
+    # 3. Measure how well the policy predicts demonstrations that it has not seen
     at_once = work.pass_limits.or_rows(work.batch_size)
     measured = {
         "validation_nll": mean_nll(policy, validation, limits=at_once),

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def run_stage(job: StageJob) -> StageResult:
     """Run one attempt at a stage in this process; its files are in ``job.output`` afterwards.
 
-    Modules are imported on demand, so that preparing data loads no tensor library and training no pandera.
+    Modules are imported on demand, so that preparing data loads no tensor library, and training does not load pandera.
     """
     make_folder(job.scratch)
     Progress(job.scratch / PROGRESS, total=0, phase="loading")
@@ -45,14 +45,15 @@ def run_stage(job: StageJob) -> StageResult:
     result = with_guards(job, result.model_copy(update={"metrics": metrics}))
     for name, value in result.metrics.items():
         log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
-    if writes_files():  # another rank would look at files that the first one is still renaming
+    if writes_files():  # another rank would read files that the first rank is still renaming
         files = [path for path in job.output.rglob("*") if path.is_file()]
         log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
     return result
 
 
 def _arithmetic_of(job: StageJob) -> AbstractContextManager[object]:
-    """Return the context in which a stage that only measures or collects computes; one that trains chooses for each network."""
+    """Return the context for the computation of a stage that only measures or collects; training chooses for each
+    network."""
     work = job.work
     if not isinstance(work, Stage) or isinstance(work, Training | RolloutCollection):
         return nullcontext()
@@ -79,7 +80,7 @@ def _gpus() -> int:
     """Return the number of GPUs that compute the stage: one for each of its processes, or none."""
     torch = sys.modules.get(
         "torch"
-    )  # a stage that trains has loaded torch already, and data preparation does not need it
+    )  # training has loaded torch already, and data preparation does not need it
     if torch is None or not torch.cuda.is_available():
         return 0
     from vantage.tasks.training import ranks

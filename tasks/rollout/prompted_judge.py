@@ -138,10 +138,10 @@ def encoded_questions(
 
 
 def refuse_long_responses(judge: PromptedJudge, prompts: Sequence[str], longest_response: int) -> None:
-    """Refuse a judge that could not read a question about two responses of ``longest_response`` of its own tokens.
+    """Refuse a judge that cannot read a question about two responses of ``longest_response`` of its own tokens.
 
     Raises:
-        UnusableJudge: it could not.
+        UnusableJudge: such a question would be longer than the model reads.
     """
     questions = [question(judge.template, prompt, "", "") for prompt in prompts]
     rows = encode_prompts(judge.tokenizer, questions, chat=None)

@@ -1,4 +1,5 @@
-"""Sampling with servers of vLLM: a `RolloutEngine` that gives them its weights, has them proved, and shares the prompts out."""
+"""Sample with servers of vLLM: a `RolloutEngine` that gives them its weights, has them prove these, and divides the
+prompts."""
 
 import hashlib
 import json
@@ -55,24 +56,24 @@ Faults = Sequence[tuple[VllmServer, ServerFailed]]
 """Servers that failed, and how."""
 
 MAX_FAILED_ROUNDS = 5
-"""Most repeated requests for responses that did not come, within one call of ``generate``."""
+"""Most rounds of requests for missing responses, within one call of ``generate``."""
 PATIENCE_SECONDS = 120.0
 """Seconds for which a stage waits until one of its servers answers."""
 PAUSE_SECONDS = 2.0
-"""Seconds between two looks at servers of which none answers."""
+"""Seconds between two checks of servers, if none answers."""
 AT_ONCE = 256
-"""Responses that a server draws at once without ``rollout.max_rows``."""
+"""Responses that a server draws at once if ``rollout.max_rows`` is not set."""
 
 DRAWN = "what was sampled meanwhile is not used"
 
 TEXT = "What is 17 + 25? Answer: 42."
-"""Text that the server's tokenizer and the stage's must read alike."""
+"""Text that must have the same ids by the server's tokenizer and by the stage's."""
 
 _OF_NO_EFFECT = re.compile(
     r"_.*|transformers_version|architectures|dtype|torch_dtype|use_cache|(bos|eos|pad)_token_id|.*(dropout|pdrop|layerdrop).*"
 )
-"""Names of fields of a configuration that do not change what a server computes. The import of a model rewrites most of them; the tokens
-that end a response are those of each request, and nothing is dropped out where nothing trains."""
+"""Names of fields of a configuration that do not change a server's results. The import of a model rewrites most of
+them; each request names the tokens that end a response, and there is no dropout without training."""
 
 
 @dataclass(frozen=True)
@@ -83,25 +84,26 @@ class _Version:
     own: Tensor
     """The policy's log-probabilities of the fixed rows."""
     adapter: str | None
-    """Name that its adapter has on the servers; None: the policy has none."""
+    """Name of the policy's adapter on the servers; None: it has none."""
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Answers of the servers to the first rank; the others ask nothing."""
+    """Answers of the servers to the first rank; the other ranks ask nothing."""
 
     holding: Sequence[VllmServer] = ()
     """Servers that have the weights."""
     others: Sequence[VllmServer] = ()
-    """Servers that have others, and can be given the weights."""
+    """Servers that have other weights, and can be given these."""
     based: Set[VllmServer] = frozenset()
-    """Servers among ``others`` that have an earlier version of this engine: where the policy has adapters, they get these alone."""
+    """Servers among ``others`` that have earlier weights from this engine: if the policy has adapters, they get only
+    these."""
     faults: Faults = ()
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Files of weights that servers were given, for one that starts again while they sample ahead."""
+    """Files of weights that servers were given, for a server that restarts while they sample ahead."""
 
     version: str
     folder: Path
@@ -110,7 +112,8 @@ class _Kept:
 
 
 class RemoteEngine(SamplesWhenAsked):
-    """Samples with servers, named or its own; the first rank gives them weights, and each rank asks for its own responses."""
+    """Samples with servers that the recipe names or that the stage starts; the first rank gives them weights, and each
+    rank asks for its own responses."""
 
     def __init__(
         self,
@@ -124,7 +127,8 @@ class RemoteEngine(SamplesWhenAsked):
         """Prepare to sample from the policy; no server is called yet.
 
         Raises:
-            ValueError: the policy has cut weights or adapters that vLLM cannot apply, there is no folder for weights, or no API key.
+            ValueError: vLLM cannot apply the policy's adapters, there is no folder for weights or no API key, or see
+                ``OwnServers``.
         """
         self._sampled = SampledPolicy(policy, codec, limits=limits, precision=precision)
         self._place = "rollout.url" if rollout.servers is None else "rollout.servers"
@@ -148,7 +152,8 @@ class RemoteEngine(SamplesWhenAsked):
         self._hung: set[VllmServer] = set()
         """Own servers that took too long for this rank since all ranks last asked for servers."""
         self._at_once = max(1, (rollout.max_rows or AT_ONCE) // ranks.world_size())
-        """Responses that this rank has a server draw at once: those of all ranks are what a server draws without a queue."""
+        """Responses that this rank has a server draw at once; those of all ranks together need no queue on the
+        server."""
         self._weights: dict[str, Tensor] = dict(policy.causal_lm.named_parameters())
         self._num_updates = self._num_given = 0
         self._held: _Version | None = None
@@ -171,7 +176,8 @@ class RemoteEngine(SamplesWhenAsked):
         self.release()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See ``RolloutEngine``; servers that answer have them, and have proved it, when this returns; others get them later.
+        """See ``RolloutEngine``; servers that answer have proved that they have the weights when this returns; others
+        get them later.
 
         Raises:
             KeyError: the model has no weight of this name.
@@ -238,12 +244,13 @@ class RemoteEngine(SamplesWhenAsked):
         on_token: Callable[[int, int], None],
         listener: Listener | None = None,
     ) -> Samples:
-        """See ``SamplesBeside``. A server that loses the weights meanwhile is left out: the policy has others by now. If none has them
-        any longer, servers of the stage's only process are started again, and given the files that were kept.
+        """See ``SamplesBeside``. A server that loses the weights meanwhile is left out, since the policy has other
+        weights by now. If no server has them any longer, and the stage has one process, its servers are restarted and
+        given the kept files.
 
         Raises:
             EngineUnavailable: no server has the weights any longer, or responses do not come.
-            WeightsDiffer: a server that was started again does not hold them.
+            WeightsDiffer: a restarted server does not hold the weights.
         """
         assert self._held is not None
         version, rows = self._held, range(len(repeated))[mine]
@@ -276,31 +283,33 @@ class RemoteEngine(SamplesWhenAsked):
         self._kept = None
 
     def weights(self) -> dict[str, Tensor]:
-        """See ``SamplesBeside``; they are the files that are kept for servers of the stage, in the servers' type."""
+        """See ``SamplesBeside``; returns the weights in the files that are kept for the stage's servers, in the
+        servers' type."""
         if self._held is None or self._kept is None or self._kept.version != self._held.name:
             return {}
         files = sorted(self._kept.folder.glob("*.safetensors"))
         return {name: each for file in files for name, each in load_file(file).items()}
 
     def _draw(self, new: Round, servers: Sequence[VllmServer], version: _Version) -> None:
-        """Draw what is missing; afterwards the servers prove again that they hold these weights. Others may have come meanwhile, and
-        under the same name no response tells.
+        """Draw missing responses; afterwards the servers prove again that they hold these weights. Other weights under
+        the same name may have come meanwhile, which no response would show.
 
         Raises:
-            WeightsDiffer: a server holds other weights by the name of these.
+            WeightsDiffer: a server holds other weights under this name.
         """
         new.draw(servers)
         failed = {server for server, _ in new.faults}
         ask = partial(VllmServer.logprobs, rows=self._sampled.fixed_rows, adapter=version.adapter)
         read, faults = _answers([each for each in servers if each not in failed], ask)
-        named, more_faults = _answers(list(read), VllmServer.version)  # after the rows, so that it is theirs
+        named, more_faults = _answers(list(read), VllmServer.version)  # after the rows, so that it read them
         for server, name in named.items():
             if name == version.name:
                 self._sampled.prove(read[server], version.own, place=server.url, outcome=DRAWN)
         self._end_hung([*new.faults, *faults, *more_faults])
 
     def _started_again(self, held: _Version, look: Callable[[], None]) -> list[VllmServer]:
-        """Start the stage's servers that have ended and give them the weights that were kept; returns those that prove them."""
+        """Restart the stage's servers that have ended, and give them the kept weights; returns the servers that prove
+        these."""
         kept = self._kept
         if self._own is None or kept is None or kept.version != held.name:
             return []
@@ -314,7 +323,8 @@ class RemoteEngine(SamplesWhenAsked):
     def _compared(
         self, servers: Sequence[VllmServer], version: _Version
     ) -> tuple[dict[VllmServer, float], Faults]:
-        """Have servers prove that they hold these weights; returns the mean |Δ| of each, and the faults of those that do not answer.
+        """Have servers prove that they hold these weights; returns the mean |Δ| of each, and the faults of servers that
+        failed.
 
         Raises:
             WeightsDiffer: a server holds other weights.
@@ -331,7 +341,7 @@ class RemoteEngine(SamplesWhenAsked):
         return {server: gaps[server] for server in compared}, [*faults, *more_faults]
 
     def _origin(self, version: _Version) -> Origin:
-        """Return what is recorded of the policy's present weights."""
+        """Return the record of the policy's present weights."""
         return Origin(digest_of(version.own), self._gap, engine_record.ended_iterations())
 
     def _version(self) -> _Version:
@@ -343,14 +353,14 @@ class RemoteEngine(SamplesWhenAsked):
 
     @property
     def _mark(self) -> str:
-        """End of the versions that this engine gives, and no other."""
+        """Return the end of the versions that only this engine gives."""
         return f"-{self._token % 2**32:08x}"
 
     def _some_ready(self, version: _Version) -> list[VllmServer]:
-        """Wait until a server is ready, and return those that are.
+        """Wait until a server is ready, and return all that are.
 
         Raises:
-            EngineUnavailable: none is within ``PATIENCE_SECONDS``.
+            EngineUnavailable: no server is ready within ``PATIENCE_SECONDS``.
         """
         began = time.monotonic()
         while True:
@@ -358,7 +368,7 @@ class RemoteEngine(SamplesWhenAsked):
             if not ranks.any_rank(not ready):
                 return ready
             if self._own is not None and ranks.any_rank(bool(_slow(faults))):
-                began = time.monotonic()  # they are started again, not more often than OwnServers allows
+                began = time.monotonic()  # they were restarted, not more often than OwnServers allows
             elif ranks.any_rank(time.monotonic() - began >= PATIENCE_SECONDS):
                 raise EngineUnavailable(
                     f"no server of {self._place} could sample for {PATIENCE_SECONDS:g} s: {_named(faults)}"
@@ -383,7 +393,8 @@ class RemoteEngine(SamplesWhenAsked):
         return ready, faults
 
     def _end_hung(self, faults: Faults) -> None:
-        """End servers of this stage's that took too long, so that they are started again; only the first rank can."""
+        """End the stage's own servers that took too long, so that they are restarted; only the first rank can do
+        this."""
         if self._own is not None:
             for server in _slow(faults):
                 self._hung.add(server)
@@ -410,7 +421,7 @@ class RemoteEngine(SamplesWhenAsked):
         return _Asked(holding, list(checked), based, [*faults, *new_faults])
 
     def _give(self, asked: _Asked, version: _Version) -> tuple[dict[VllmServer, None], Faults]:
-        """Give servers the weights that were given last; all ranks call this, since each may hold a part of them."""
+        """Give servers the newest weights; all ranks call this, since each may hold a part of them."""
         some, without_base = ranks.any_of(bool(asked.others), not asked.based >= set(asked.others))
         if not some:
             return {}, []
@@ -469,7 +480,7 @@ class RemoteEngine(SamplesWhenAsked):
             ours: ids of ``TEXT`` by the policy's tokenizer.
 
         Raises:
-            ServerRefused: it serves another model, or computes otherwise.
+            ServerRefused: the server serves another model, or has other settings.
         """
         try:
             described = server.describe()
@@ -529,10 +540,10 @@ def _drawn(
     *,
     is_missing: Callable[[bool], bool],
 ) -> Samples:
-    """Return this rank's responses, round by round, each by servers that did not fail in the one before.
+    """Draw and return this rank's responses in rounds; each round uses servers that did not fail in the one before.
 
     Args:
-        is_missing: whether another round is needed, from whether this rank misses responses.
+        is_missing: returns whether another round is needed, given whether this rank misses responses.
 
     Raises:
         EngineUnavailable: responses do not come.
@@ -555,7 +566,7 @@ def _named_servers(rollout: Sampling) -> list[VllmServer]:
     """Return the servers that somebody else runs.
 
     Raises:
-        ValueError: the variable of their key is not set, or holds no key.
+        ValueError: the variable of the servers' key is not set, or holds no key.
     """
     key = api_key(rollout.api_key_variable, "rollout.api_key_variable")
     return [VllmServer(url, key=key, seconds=rollout.request_seconds) for url in rollout.url or ()]
@@ -594,7 +605,8 @@ def _named(faults: Faults) -> str:
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Return the fields of two configurations that both have, and that differ; versions of transformers add fields."""
+    """Return the differing fields among those that both configurations have, since versions of transformers add
+    fields."""
     found: list[str] = []
     for name in sorted(ours.keys() & theirs.keys()):
         own, other = ours[name], theirs[name]
@@ -608,10 +620,10 @@ def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
 
 
 def _weights_folder(rollout: Sampling, codec: Codec) -> Path:
-    """Return the folder for weights; one that others use too gets a folder for each stage, the same in all of its attempts.
+    """Return the folder for weights. In a shared folder, each stage gets its own, the same in all of its attempts.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such folder.
     """
     if rollout.weights_folder is None:
         if codec.scratch is None:

@@ -1,4 +1,5 @@
-"""One round of a rollout by servers: each missing response is asked for once, and what does not come is left for another round."""
+"""One round of a rollout by servers: ask for each missing response once, and leave those that do not come for another
+round."""
 
 import asyncio
 import logging
@@ -18,7 +19,7 @@ from vantage.tasks.training.seeds import derive_seed
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.2
-"""Seconds between two looks whether a round is still wanted."""
+"""Seconds between two checks whether a round is still wanted."""
 FAILED_REQUESTS = 3
 """Failed requests after which a server gets no more of the round."""
 
@@ -30,11 +31,11 @@ class Rollout:
     prompts: Sequence[list[int]]
     """The prompt of each response of all ranks."""
     rows: Sequence[int]
-    """Rows among them that are this rank's."""
+    """Rows of this rank among them."""
     seed: int
     greedy: bool
     version: str
-    """Version of the weights that sample."""
+    """Version of the weights from which the responses are sampled."""
     adapter: str | None
     """Name of the adapter that is applied; None: the policy has none."""
     at_once: int
@@ -60,7 +61,7 @@ class _Asked:
 
 
 class Round:
-    """Asks servers for the responses that are missing, and puts each into ``found`` when it has come."""
+    """Asks servers for the missing responses, and puts each into ``found`` when it has come."""
 
     def __init__(
         self,
@@ -71,10 +72,11 @@ class Round:
         *,
         show: Callable[[int], None],
     ) -> None:
-        """Prepare to draw what is missing in ``found``.
+        """Prepare to draw the responses that are missing in ``found``.
 
         Args:
-            show: called several times a second with the number of responses that are there; an error that it raises ends the round.
+            show: called several times a second with the number of finished responses; an error that it raises ends the
+                round.
         """
         self._sampled, self._rollout, self._found, self._listener = sampled, rollout, found, listener
         self._show = show
@@ -82,7 +84,7 @@ class Round:
         """Servers that failed, and how."""
 
     def draw(self, servers: Sequence[VllmServer]) -> None:
-        """Draw what is missing.
+        """Draw the missing responses.
 
         Raises:
             ServerRefused: a server refuses a request.
@@ -102,13 +104,13 @@ class Round:
     async def _draw(self, servers: Sequence[VllmServer]) -> None:
         shares: dict[VllmServer, list[int]] = {server: [] for server in servers}
         places: dict[tuple[int, ...], int] = {}
-        for row in self._rollout.missing(self._found):  # those of one prompt together: it is read once
+        for row in self._rollout.missing(self._found):  # a prompt's rows are adjacent: it is read once
             place = places.setdefault(tuple(self._rollout.prompts[row]), len(places))
             shares[servers[place % len(servers)]].append(row)
         await _all_or_none([self._draw_on(server, rows) for server, rows in shares.items() if rows])
 
     async def _draw_on(self, server: VllmServer, rows: Sequence[int]) -> None:
-        """Draw these responses; after a time-out or some failed requests, the server gets no more of them."""
+        """Draw these responses; after a time-out or some failed requests, the server gets no more requests."""
         num_failed = 0
         turn = asyncio.Semaphore(self._rollout.at_once)
         async with server.asynchronous(at_once=self._rollout.at_once) as client:
@@ -146,10 +148,11 @@ class Round:
             self._drop(asked.server, 1, sorted(drawn.versions))
 
     async def _confirm(self, asked: _Asked, row: int) -> None:
-        """Keep a response that was cut at a stop string, and others that wait with it, if the server has the same weights still.
+        """Keep a response that was cut at a stop string, and others that wait with it, if the server still has the same
+        weights.
 
         Raises:
-            ServerFailed: it does not answer; the responses wait for a later one.
+            ServerFailed: the server does not answer; the responses wait for a later confirmation.
         """
         async with asked.confirming:
             responses = dict(asked.unconfirmed)
@@ -194,7 +197,7 @@ class Round:
             "seed": derive_seed(self._rollout.seed, "response", row),
             "max_tokens": codec.generation.max_response_tokens,
             "stop_token_ids": list(codec.stop_token_ids),
-            "ignore_eos": True,  # the end tokens are those of the recipe alone
+            "ignore_eos": True,  # only the recipe's tokens end a response
             "logprobs": 0,
             "detokenize": False,
         }

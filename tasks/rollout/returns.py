@@ -1,4 +1,4 @@
-"""Monte-Carlo returns of responses of a fixed policy: a critic learns them, and is measured on them."""
+"""Monte-Carlo returns of a fixed policy's responses, on which a critic is trained and measured."""
 
 from dataclasses import dataclass, field
 
@@ -21,10 +21,11 @@ class Returned:
     returns: Tensor
     """(B,T)."""
     gap: dict[str, float] = field(default_factory=dict)
-    """Difference between the policy's log-probabilities and the sampler's, if it is measured."""
+    """Difference between the policy's and the sampler's log-probabilities; empty: not measured."""
 
     def means(self) -> dict[str, float]:
-        """Return the mean score over responses, that of each part of the reward with its percentiles, and the mean return over tokens."""
+        """Return the mean score over responses, the means and percentiles of the reward's parts, and the mean return
+        over tokens."""
         mask = self.rollout.sequences.response_mask
         return {
             "score_mean": self.rollout.scores.total.mean().item(),
@@ -36,7 +37,7 @@ class Returned:
 def score_moments(source: ResponseSource) -> RunningMoments:
     """Return the moments of the scores of one rollout, by which all returns here are scaled, and which the policy stage takes over.
 
-    They stay as they are for the whole stage: a target that moves with them would not be the return of one policy.
+    The moments stay fixed for the whole stage: a target that moved with them would not be the return of one policy.
     """
     if source.job.work.returns.reward_scaling == "none":
         return RunningMoments()
@@ -46,8 +47,8 @@ def score_moments(source: ResponseSource) -> RunningMoments:
 def training_rollout(source: ResponseSource, moments: RunningMoments, iteration: int) -> Returned:
     """Return the rollout of one iteration.
 
-    Of a rollout of collected responses alone the policy's log-probabilities are known: the sampler's, which the held-out
-    responses of the same collection have shown to be the policy's.
+    If all responses were collected, the sampler's log-probabilities are taken as the policy's: the held-out responses
+    of the same collection have shown that they agree.
 
     Raises:
         SamplerDisagrees: the policy's log-probabilities are not those that it sampled with.

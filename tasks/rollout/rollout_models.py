@@ -30,7 +30,7 @@ class RolloutModels:
     engine: RolloutEngine
     """Samples from the policy, with the weights that it received last."""
     reference: PolicyModel | None
-    """The policy that KL is measured against; None: KL is not measured, and counts as 0."""
+    """The policy to which KL is measured; None: KL is not measured, and counts as 0."""
     scorer: Scorer | None
     """Scores the responses by the reward; None: this stage scores nothing."""
     codec: Codec
@@ -45,7 +45,7 @@ class RolloutModels:
         """Return the policy for sampling, with its settings; None: this stage neither samples nor scores."""
         if self.scorer is None:
             return None
-        is_beside = self.ahead and isinstance(self.engine, LocalEngine)  # servers have memory of their own
+        is_beside = self.ahead and isinstance(self.engine, LocalEngine)  # servers have their own memory
         return Sampler(self.policy, self.precision, self.codec.pad_token_id, beside_training=is_beside)
 
     def ready(self, job: Job, taken: Taken) -> "tuple[RolloutModels, Job]":

@@ -39,7 +39,7 @@ class Sampled:
 
     prompts: list[str]
     answers: list[str | None]
-    """Answers of the rows, for verifiers."""
+    """Answers of the prompts' rows, for verifiers."""
     responses: list[str]
     sequences: Sequences
     ended: Tensor
@@ -85,7 +85,8 @@ class Rollout:
     sampled: Sampled
     scores: Scores
     scaled_scores: Tensor
-    """(B,): scaled, clipped and shaped by length as ``Returns`` asks; the last token's reward begins with it."""
+    """(B,): scores scaled, clipped and shaped by length as ``Returns`` asks; they are a part of the last token's
+    reward."""
     logprobs: Tensor
     """(B,T): log-probabilities of the sampling policy."""
     ref_logprobs: Tensor | None
@@ -102,8 +103,8 @@ class Rollout:
     importance: ImportanceWeights | None = None
     """(B,T): weights of the advantages, if the responses may come from an earlier policy."""
     is_one_step_old: bool = False
-    """Whether ``logprobs`` are those of the policy before its last update, so that no ratio begins at 1; with dynamic sampling
-    only the first round's are, and the others' ratios do."""
+    """Whether ``logprobs`` are those of the policy before its last update, so that no ratio begins at 1. With dynamic
+    sampling this holds only for the first round; the ratios of the other rounds begin at 1."""
 
     @property
     def sequences(self) -> Sequences:
@@ -156,7 +157,7 @@ def sample_responses(
 ) -> Sampled:
     """Sample ``count`` responses to each of the prompts at ``indices``, those to one prompt adjacent, on ``device``.
 
-    ``scorer``: what will score them, which may begin with the first while others are sampled.
+    ``scorer``: the scorer of the responses, which may begin with the first while others are sampled.
     """
     prompt_ids = [prompts.ids[index] for index in indices]
     repeated = [index for index in indices for _ in range(count)]
@@ -187,8 +188,8 @@ def sample_responses(
 def begin_sampling(
     models: RolloutModels, prompts: Prompts, indices: Sequence[int], *, seed: int, count: int
 ) -> None:
-    """Let the engine begin with the responses that ``sample_and_score`` will be asked for with the same arguments, and what scores
-    them elsewhere with their scores."""
+    """Let the engine begin with the responses for a later ``sample_and_score`` with the same arguments, and let
+    verifiers and servers begin with their scores."""
     repeated = [index for index in indices for _ in range(count)]
     scorer = models.scorer
     listener = None if scorer is None else scored_meanwhile(scorer, models.codec, prompts, repeated)
@@ -214,7 +215,7 @@ def sample_and_score(
     count: int = 1,
     greedy: bool = False,
 ) -> Scored:
-    """Sample ``count`` responses to each of the prompts at ``indices``, in a row, and score each as a whole."""
+    """Sample ``count`` adjacent responses to each of the prompts at ``indices``, and score each response as a whole."""
     sampled = sample_responses(
         models.engine,
         models.codec,
@@ -255,10 +256,10 @@ def shape(
 
     Args:
         by_sampler: take the sampler's log-probabilities, and make no pass of the policy unless something else needs it.
-        moments: of the scores so far, these included; read where ``returns`` scales.
-        kl_coef: β as a controller has it now; None: that of ``returns``.
-        with_values: those of the head on the policy's trunk, from the same pass.
-        with_final_values: those after the last token of each response among them.
+        moments: moments of the scores so far, including these; read if ``returns`` scales scores.
+        kl_coef: present β of a controller; None: the β of ``returns``.
+        with_values: also return the values of the head on the policy's trunk, from the same pass.
+        with_final_values: also return the values after the last token of each response.
     """
     sequences, reference = scored.sampled.sequences, models.reference
     wants_full_kl = bool(returns.kl_kind == "full" and returns.kl_coef)
@@ -300,7 +301,8 @@ def build_rollout(
     kl_coef: float,
     max_length: int,
 ) -> Rollout:
-    """Return the rollout with these log-probabilities, (B,T) each; ``full_kl`` (B,T) where the reward counts that kind of KL."""
+    """Return the rollout with these log-probabilities, (B,T) each; ``full_kl`` (B,T) if the reward counts that kind of
+    KL."""
     kl = torch.zeros_like(logprobs)
     if full_kl is not None:
         kl = full_kl
@@ -321,8 +323,8 @@ def build_rollout(
 
 
 def _rewards(scores: Scores, scaled: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-    """Return token rewards (B,T): the KL penalties, steps' scores at their ends, and what else is in the scaled scores at the last
-    token."""
+    """Return token rewards (B,T): the KL penalties, the scores of steps at their ends, and the rest of the scaled
+    scores at the last token."""
     if scores.steps is None:
         return shape_rewards(scaled, kl, mask, kl_coef=kl_coef)
     at_the_end = scaled - scores.steps.sum(dim=1)
@@ -330,7 +332,7 @@ def _rewards(scores: Scores, scaled: Tensor, kl: Tensor, mask: Tensor, *, kl_coe
 
 
 def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, max_length: int) -> Tensor:
-    """Return the scores (B,) of responses as the reward's last token begins with them; see ``shape_scores``."""
+    """Return the scores (B,) of responses as they enter the rewards; see ``shape_scores``."""
     lengths = scored.sampled.sequences.lengths
     return shape_scores(scored.scores.learned(), lengths, returns, moments, max_length=max_length)
 
@@ -338,7 +340,7 @@ def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, m
 def shape_scores(
     scores: Tensor, lengths: Tensor, returns: Returns, moments: RunningMoments | None, *, max_length: int
 ) -> Tensor:
-    """Return scores (N,) scaled by the moments, clipped, and less what a response of that length (tokens, (N,)) loses (DAPO)."""
+    """Return scores (N,) scaled by the moments, clipped, and less the penalty for lengths (N,) in tokens (DAPO)."""
     if returns.reward_scaling != "none":
         assert moments is not None
         scores = scale_scores(scores, moments, subtract_mean=returns.reward_scaling == "normalise", clip=None)
@@ -413,7 +415,7 @@ def per_token(
     """Run ``compute`` over the passes of all ranks, and gather its results into float32: (b,T) into (B,T) with 0 outside the mask, and
     one number for each response, (b,), into (B,).
 
-    ``computes`` is what progress calls it.
+    ``computes``: name of the computation in progress reports.
     """
     gathered: dict[str, Tensor] = {}
     for part in passes_of(sequences, limits):

@@ -1,7 +1,7 @@
-"""One vLLM in this process: started, given weights, asked for log-probabilities and responses, and closed.
+"""One vLLM in this process: start it, give it weights, ask it for log-probabilities and responses, and close it.
 
-vllm is imported when the first one starts. Everything here uses calls of ``vllm.LLM``, its ``llm_engine`` and ``SamplingParams``
-that were tried with vllm 0.32.
+The package vllm is imported when the first vLLM starts. All calls of ``vllm.LLM``, its ``llm_engine`` and
+``SamplingParams`` were tried with vllm 0.32.
 """
 
 import contextlib
@@ -30,30 +30,31 @@ from vantage.tasks.training.optimization import Precision
 GPU_MEMORY_SHARE = 0.3
 """Most of a GPU's memory that vLLM takes for its weights and its cache, beside the networks that train."""
 FREE_SHARE = 0.95
-"""Most of the memory that is free which it takes."""
+"""Largest share of the free memory that vLLM takes."""
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, and takes tensors as they are
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, and takes tensors directly
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "TRITON_F32_DEFAULT": "ieee",  # else attention in float32 is computed in TF32, which the proof of an update refuses
+    "TRITON_F32_DEFAULT": "ieee",  # otherwise attention in float32 uses TF32, which the proof of an update refuses
 }
 """Settings of vLLM; a variable that is set already stays as it is."""
 
 
 ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
-"""Settings of vLLM on CPUs. A prompt that is read in two parts would set the random state of its response back, which vLLM 0.32 cannot do
-there: "CPU Generator does not use offset"."""
+"""Settings of vLLM on CPUs. For a prompt that is read in two parts, vLLM would reset the random state of the response,
+which vLLM 0.32 cannot do on a CPU: "CPU Generator does not use offset"."""
 
 _one_has_slept = False
-"""Whether a vLLM that can sleep was started in this process: its allocator serves one in a process, also after that has ended."""
+"""Whether a vLLM that can sleep was started in this process: its allocator serves only one per process, even after its
+end."""
 
 
 class VllmFailed(RuntimeError):
-    """vLLM raised an error, or returned something other than what it was asked for."""
+    """vLLM raised an error, or returned other results than requested."""
 
 
 class VllmCannotStart(VllmFailed):
@@ -65,7 +66,7 @@ class Asked:
     """One response to be sampled."""
 
     name: str
-    """Unlike that of all others that this vLLM was asked for."""
+    """Name that no other request to this vLLM has."""
     prompt: list[int]
     seed: int
 
@@ -77,7 +78,7 @@ class Limits:
     tokens: int
     """Most tokens of a prompt and its response."""
     rows: int | None
-    """Most responses side by side; None: vLLM's own bound."""
+    """Most responses at once; None: vLLM's own bound."""
     adapters: AdapterRoom | None = None
     """Room for adapters; None: the policy has none."""
 
@@ -89,16 +90,16 @@ class RunningVllm:
         """Start vLLM for a model of the policy's shape, with random weights.
 
         Args:
-            folder: where the model's configuration is written for vLLM to read.
+            folder: folder for the model's configuration, which vLLM reads.
 
         Raises:
             VllmFailed: vllm cannot start with this model.
         """
         self.is_closed = False
         self.holds_base = False
-        """Whether the weights beneath the adapters, or all if there are none, are those of the last ``push``."""
+        """Whether the weights beneath the adapters (all weights if there are none) are those of the last ``push``."""
         self._adapter: Any = None
-        """vLLM's ``LoRARequest`` that each request carries; None: it has none."""
+        """vLLM's ``LoRARequest`` for all requests; None: there is no adapter."""
         self._num_adapters = 0
         self._device_type = policy.device.type
         self._dtype: torch.dtype = getattr(torch, precision)
@@ -133,10 +134,10 @@ class RunningVllm:
             )
 
     def sleep(self) -> None:
-        """Give the GPU's memory to what trains: the weights move to the host, and the cache is dropped.
+        """Free the GPU's memory for training: the weights move to the host, and the cache is dropped.
 
-        The next call of another method wakes it, which takes the memory back. Does nothing on a CPU, and for a vLLM that is not
-        the first of its process.
+        The next call of another method wakes the vLLM, which takes the memory back. Does nothing on a CPU, and for a
+        vLLM that is not the first of its process.
         """
         if not self._can_sleep or self._is_asleep:
             return
@@ -154,7 +155,7 @@ class RunningVllm:
         self._is_asleep = False
 
     def push(self, weights: Mapping[str, Tensor], *, hashed: GivenWeights | None = None) -> None:
-        """Replace all weights but adapters by these, drop adapters, and forget what was computed with the old ones.
+        """Replace all weights but adapters by these, drop adapters, and clear caches of the old weights.
 
         Sharded weights are gathered one by one, for which all ranks must call this.
 
@@ -191,11 +192,12 @@ class RunningVllm:
                 return None
 
     def _gathered(self, weight: Tensor) -> Tensor:
-        """Return a weight; of a sharded one the whole, in vLLM's type."""
+        """Return the whole weight, gathered if it is sharded, in vLLM's type."""
         return whole(weight.to(self._dtype)) if ranks.are_sharded() else weight
 
     def push_adapter(self, folder: Path) -> None:
-        """Replace the adapter by that in a folder of peft's format, which is read now, under an id of its own; forget what the old one computed."""
+        """Replace the adapter by the one in a folder of peft's format, which is read now, under a new id; clear caches
+        of the old one."""
         with self._calling("could not take the adapter"):
             self._wake()
             from vllm.lora.request import LoRARequest
@@ -248,7 +250,8 @@ class RunningVllm:
 
         Args:
             temperature: 0 takes the likeliest ids.
-            is_complete: whether these ids of a response end it; asked for after each id; None: token ids alone end it.
+            is_complete: returns whether these ids of a response end it; called after each id; None: token ids alone end
+                it.
 
         Raises:
             VllmFailed: vLLM raised an error.
@@ -274,7 +277,7 @@ class RunningVllm:
                     seed=each.seed,
                     max_tokens=max_tokens,
                     stop_token_ids=list(stop_token_ids),
-                    ignore_eos=True,  # the end tokens are those of the recipe alone
+                    ignore_eos=True,  # only the recipe's tokens end a response
                     logprobs=0,
                     detokenize=False,
                 )
@@ -284,7 +287,7 @@ class RunningVllm:
     def _steps(
         self, open_names: set[str], is_complete: Callable[[Sequence[int]], bool] | None
     ) -> Iterator[dict[str, tuple[list[int], list[float]]]]:
-        """Yield what ``sample`` does; what has ended is removed from ``open_names``."""
+        """Yield what ``sample`` does; ended responses are removed from ``open_names``."""
         engine = self._llm.llm_engine
         seen: dict[str, int] = {}
         while engine.has_unfinished_requests():
@@ -308,7 +311,7 @@ class RunningVllm:
 
     @contextlib.contextmanager
     def _calling(self, what: str) -> Iterator[None]:
-        """Hold this context around calls of vLLM: the stage's autocast is off, and whatever is raised becomes
+        """Hold this context around calls of vLLM: the stage's autocast is off, and any error becomes
         ``VllmFailed``.
         """
         try:
@@ -333,7 +336,7 @@ class RunningVllm:
 
 @contextlib.contextmanager
 def _process_group_kept() -> Iterator[None]:
-    """Keep vLLM, which ends, from ending the process group of torch: the ranks need it, and the next vLLM takes the same one."""
+    """Keep a vLLM that ends from ending the process group of torch: the ranks and the next vLLM need it."""
     if ranks.world_size() == 1:
         yield
         return
@@ -365,7 +368,7 @@ def _on_gpu() -> dict[str, Any]:
 def _complete_length(
     ids: list[int], seen: int, is_complete: Callable[[Sequence[int]], bool] | None
 ) -> int | None:
-    """Return how many ids there are up to the one that completes a stop string; None: none does."""
+    """Return the number of ids up to the one that completes a stop string; None: none does."""
     if is_complete is None:
         return None
     return next((end for end in range(seen + 1, len(ids) + 1) if is_complete(ids[:end])), None)

@@ -1,4 +1,5 @@
-"""The policy that an engine beside the trainer samples from: how its responses must look, and the proof that the engine holds its weights."""
+"""The policy from which an engine beside the trainer samples: rules for its responses, and the proof that the engine
+holds its weights."""
 
 from collections.abc import Iterable, Sequence
 
@@ -27,7 +28,7 @@ from vantage.tasks.training.optimization import Precision, autocast
 
 
 class BadResponse(RuntimeError):
-    """An engine ended a response before its end."""
+    """An engine returned a response that is too short, or lacks log-probabilities."""
 
 
 class SampledPolicy:
@@ -39,7 +40,7 @@ class SampledPolicy:
         """Hold the policy.
 
         Raises:
-            ValueError: it has adapters that vLLM cannot apply.
+            ValueError: the policy has adapters that vLLM cannot apply.
         """
         self.adapters = room_for(policy.causal_lm)
         """Room for the policy's adapters; None: it has none."""
@@ -57,7 +58,7 @@ class SampledPolicy:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that a prompt and its response have room for; the fixed rows have it too."""
+        """Most tokens of a prompt with its response, and of a fixed row."""
         generation = self.codec.generation
         wanted = max(generation.max_prompt_tokens + generation.max_response_tokens, TOKENS + 1)
         positions = getattr(self.model.causal_lm.config.get_text_config(), "max_position_embeddings", None)
@@ -98,7 +99,7 @@ class SampledPolicy:
     def logprobs(self) -> Tensor:
         """Return the policy's log-probabilities of the fixed rows; those from before its last update are remembered.
 
-        All ranks must call this where the weights are sharded.
+        All ranks must call this if the weights are sharded.
         """
         # the base is frozen, so one reading is enough
         if self.adapters is not None and self._of_base is None:
@@ -110,10 +111,11 @@ class SampledPolicy:
         return found
 
     def prove(self, held: Tensor, own: Tensor, *, place: str = "", outcome: str = NOTHING_SAMPLED) -> Proof:
-        """Compare an engine's log-probabilities of the fixed rows with the policy's own, as ``logprobs`` returned them.
+        """Compare an engine's log-probabilities of the fixed rows with those of the policy, which ``logprobs``
+        returned.
 
         Args:
-            place: of the engine, if there are several.
+            place: place of the engine, if there are several.
             outcome: see ``check_held``.
 
         Raises:
@@ -140,7 +142,7 @@ class SampledPolicy:
         """Return a response, with whether it ended.
 
         Raises:
-            BadResponse: it is shorter than it should be, or its log-probabilities are not as many.
+            BadResponse: the response is too short, or has another number of log-probabilities than tokens.
         """
         codec = self.codec
         strings = codec.stop_strings
@@ -171,6 +173,6 @@ class SampledPolicy:
                 found = self.model.logprobs(read, temperature=generation.temperature).logprobs.tolist()
             for place, row in zip(
                 places, found, strict=False
-            ):  # a pass without places only keeps step with the other ranks
+            ):  # a pass without places only keeps in step with the other ranks
                 logprobs[place] = row[: len(samples.responses[place])]
         return Samples(samples.responses, samples.ended, [logprobs[place] for place in range(len(prompts))])

@@ -1,4 +1,4 @@
-"""Check, token by token, that the policy in training is the one that sampled."""
+"""Check, token by token, that the policy in training is the one from which responses were sampled."""
 
 from torch import Tensor
 
@@ -39,7 +39,8 @@ def compare_with_sampler(logprobs: Tensor, sampled: Sampled, *, precision: Preci
 
 
 def gap_to_sampler(logprobs: Tensor, sampled: Sampled, name: str) -> dict[str, float]:
-    """Return mean, k3 and worst of this gap as metrics, whatever their size; the mean is called ``name``, and comes first."""
+    """Return mean, k3 and worst of this gap as metrics, whatever their size; first the mean, which is called
+    ``name``."""
     gap = sampler_gap(logprobs, sampled.sampler_logprobs, sampled.sequences.response_mask)
     return {name: gap.mean, f"{name}_k3": gap.k3, f"{name}_worst": gap.worst}
 

@@ -1,4 +1,4 @@
-"""Let verifiers in processes of their own, and servers, judge responses while the next responses are sampled."""
+"""Let verifiers in separate processes, and servers, judge responses while the next responses are sampled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class Meanwhile:
     servers: Sequence[AnsweredScores] = ()
 
     def sampled(self, rows: Sequence[int], responses: Sequence[list[int]]) -> None:
-        """Ask about these responses; the verdicts are waited for later."""
+        """Ask about these responses; their verdicts are read later."""
         prompts = [self.indices[row] for row in rows]
         texts = self.codec.response_texts(responses)
         cases = [
@@ -48,7 +48,7 @@ class Meanwhile:
             server.give_up()
 
     def in_thread(self) -> "Meanwhile":
-        """Return what another thread may call: its tokenizer is its own, and it starts no verifier."""
+        """Return a copy that another thread may call: it has its own tokenizer, and starts no verifier."""
         running = [verifier for verifier in self.verifiers if verifier.is_running]
         return replace(self, verifiers=running, codec=self.codec.apart)
 
@@ -56,7 +56,8 @@ class Meanwhile:
 def scored_meanwhile(
     scorer: Scorer, codec: Codec, prompts: Prompts, indices: Sequence[int]
 ) -> Meanwhile | None:
-    """Return the listener for the scorer's verifiers and servers; None: no verifier has a process of its own, and there is no server."""
+    """Return the listener for the scorer's verifiers and servers; None: no verifier has its own process, and there is
+    no server."""
     scores = [
         term.scores.scores if isinstance(term.scores, NamedScores) else term.scores for term in scorer.terms
     ]

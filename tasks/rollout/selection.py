@@ -39,7 +39,7 @@ class Measured:
 
     estimates: dict[str, Estimate]
     reward_spread: float
-    """Difference of their highest and lowest score."""
+    """Difference between the highest and the lowest score of the responses."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Selection:
     num_samples: int
     seed: int
     watching: Watching | None = None
-    """Another judge of the same responses, or of those to prompts of its own."""
+    """Another judge of the same responses, or of responses to its own prompts."""
     keeps_by_watch: bool = False
-    """Whether the policy that this judge scores best is kept."""
+    """Whether the policy that the watch's judge scores best is kept."""
     monitors: Monitors | None = None
     """Measurements beside the score."""
 
@@ -65,7 +65,7 @@ class Selection:
 
         Args:
             test: prompts that were not used for selection, since the best of several validation scores is optimistic.
-            num_samples: number of responses to each prompt.
+            num_samples: number of responses; if there are more than prompts, the prompts repeat in order.
         """
         return self.describe(self.respond(test, num_samples=num_samples))
 
@@ -74,7 +74,7 @@ class Selection:
         return self._respond(test, num_samples, stream="test sampling", phase="test")
 
     def describe(self, scored: Scored) -> Measured:
-        """Return what ``measure`` does, of responses that ``respond`` has sampled."""
+        """Return the result of ``measure``, for responses that ``respond`` has sampled."""
         measured = {"test_score": scored.scores.total}
         if self.models.reference is not None:
             rollout = shape(self.models, scored, returns=Returns())
@@ -131,7 +131,7 @@ class Selection:
         return metrics
 
     def _monitor(self, scored: Scored, *, iteration: int) -> dict[str, float]:
-        """Measure what the recipe asks for beside the score; nothing before the first iteration, which reports no curves."""
+        """Take the recipe's further measurements; none before the first iteration, which reports no curves."""
         if self.monitors is None or not iteration:
             return {}
         return self.monitors.measure(self.models.policy, scored.scores)
@@ -148,7 +148,7 @@ class Selection:
 
 
 def kept_by(state: BestSoFar, *, keeps_by_watch: bool) -> dict[str, float | None]:
-    """Return what chose the kept policy, and where that is the watch's judge, the reward's score beside it."""
+    """Return the score that chose the kept policy; if it is from the watch's judge, also the reward's score."""
     if keeps_by_watch:
         return {VALIDATION_SCORE: state.validation_score, WATCH_SCORE: state.best}
     return {VALIDATION_SCORE: state.best}

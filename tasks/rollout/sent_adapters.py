@@ -24,15 +24,15 @@ class AdapterRoom:
     max_rank: int
     """One of ``VLLM_RANKS``; smaller adapters are padded with zeros."""
     targets: tuple[str, ...]
-    """Last parts of the names of the layers that may have an adapter. vLLM computes log-probabilities of prompts on a CPU only if the
-    output head is none of them."""
+    """Last parts of the names of the layers that may have an adapter. On a CPU, vLLM computes log-probabilities of
+    prompts only if the output head is not among them."""
 
 
 def room_for(model: PreTrainedModel) -> AdapterRoom | None:
     """Return the room that the model's adapters need; None: it has none.
 
     Raises:
-        ValueError: vLLM cannot apply them.
+        ValueError: vLLM cannot apply the adapters.
     """
     if not has_adapters(model):
         return None
@@ -66,11 +66,12 @@ def room_for(model: PreTrainedModel) -> AdapterRoom | None:
 def adapter_files(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> Iterator[Path]:
     """Write the adapters in peft's format and yield their folder; it is removed at the end.
 
-    All ranks must enter the block where the weights are sharded; the first one writes, and what the others write is thrown away.
+    All ranks must enter the block if the weights are sharded. The first rank writes, and the files of the others are
+    discarded.
 
     Args:
         weights: the model's parameters by name, of which the adapters are written.
-        folder: holds nothing else; what a killed attempt left there is removed.
+        folder: holds nothing else; files that a killed attempt left there are removed.
 
     Raises:
         OSError: the folder cannot be written.

@@ -40,18 +40,18 @@ class Process(Protocol):
         """Return the server's address; None: it has none yet, or has ended.
 
         Raises:
-            EngineUnavailable: there is no place for it.
-            ValueError: it cannot be started where it was placed.
+            EngineUnavailable: there is no place for the server.
+            ValueError: the server cannot be started in its place.
         """
 
     def is_running(self) -> bool:
-        """Return whether it runs, or is about to."""
+        """Return whether the server runs, or is about to."""
 
     def is_lost(self) -> bool:
-        """Return whether it ended with the machine that it was on, so that a start on another one may succeed."""
+        """Return whether the server ended together with its machine, so that a start on another machine may succeed."""
 
     def end(self) -> None:
-        """End it and all that it has started; of one that does not run, nothing happens."""
+        """End the server and all processes that it has started; does nothing if it does not run."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Program:
     command: tuple[str, ...]
     """Arguments of Python, up to the server's address."""
     log: Path
-    """File that its output is appended to."""
+    """File to which the server's output is appended."""
     settings: Mapping[str, str]
-    """Environment variables for which one that is set already stays as it is."""
+    """Environment variables that are set unless they are set already."""
     fixed: Mapping[str, str]
     """Environment variables that are always set."""
 
     def environment(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of its process; ``ours``: that of the process that starts it."""
+        """Return the environment of the server's process; ``ours``: environment of the process that starts it."""
         kept = {name: value for name, value in ours.items() if not name.startswith(OF_RANKS)}
         return {**ENVIRONMENT, **self.settings, **kept, **ALWAYS, **self.fixed}
 
@@ -87,7 +87,7 @@ class LocalProcess:
         self._port = 0
 
     def begin(self) -> None:
-        """Start it on a free port."""
+        """Start the server on a free port."""
         with socket.socket() as free:
             free.bind((self._host, 0))
             self._port = free.getsockname()[1]
@@ -101,7 +101,7 @@ class LocalProcess:
                 stdout=output,
                 stderr=output,
                 pass_fds=(guarded,),
-                process_group=0,  # so that what it starts can be ended with it
+                process_group=0,  # so that processes that it starts can be ended with it
                 env=self._program.environment(os.environ),
             )
         os.close(guarded)
@@ -116,7 +116,7 @@ class LocalProcess:
         return self._process is not None and self._process.poll() is None
 
     def is_lost(self) -> bool:
-        """See ``Process``; this process would have ended too."""
+        """See ``Process``; False, since this process would have ended with the machine too."""
         return False
 
     def end(self) -> None:
@@ -130,7 +130,7 @@ def last_words(log: Path, *, most: int) -> str:
     """Return the end of a server's log in one line.
 
     Args:
-        most: characters.
+        most: largest number of characters.
     """
     with suppress(OSError):
         return " ".join(log.read_bytes()[-most:].decode(errors="replace").split())

@@ -1,8 +1,9 @@
-"""Servers of vLLM on the nodes of a Ray cluster: Ray places each, with its share of GPUs and CPUs, and ends it with the stage.
+"""Servers of vLLM on the nodes of a Ray cluster: Ray places each, with its share of GPUs and CPUs, and ends it with the
+stage.
 
-One actor holds one server, which is a process of the actor's node. Actors and their placement group belong to the process that asks
-for them (the first rank), so that Ray ends them with it. Ray starts none again: ``own_servers`` does, in the place that Ray then
-finds. This module loads Ray, so only ranks that Ray has started import it.
+One actor holds one server, which is a process on the actor's node. Actors and their placement group belong to the
+process that asks for them (the first rank), so that Ray ends them with it. ``own_servers`` restarts servers, not Ray,
+in the place that Ray then finds. This module loads Ray, so only ranks that Ray has started import it.
 """
 
 import time
@@ -19,12 +20,13 @@ from vantage.tasks.rollout.server_process import Program
 from vantage.tasks.rollout.vllm_server import EngineUnavailable
 
 PLACE_SECONDS = 120.0
-"""Most seconds until Ray has a place for a server and its actor answers. Its GPU may have been reserved by another stage, which may wait
-for GPUs of this one: so this stage ends, and gives back what it has."""
+"""Most seconds until Ray has a place for a server and its actor answers. Another stage may have reserved the GPU, and
+may wait for GPUs of this stage. So this stage ends after that time, and gives back its GPUs."""
 LOOK_SECONDS = 5.0
-"""Most seconds for the answer of an actor. One that does not answer counts as running: Ray reports a lost node by itself."""
+"""Most seconds for the answer of an actor. An actor that does not answer counts as running: Ray itself reports lost
+nodes."""
 END_SECONDS = 10.0
-"""Most seconds for an actor to end its server; then Ray kills it, and what guards the server ends it."""
+"""Most seconds for an actor to end its server. Then Ray kills the actor, and ``guarded_process`` ends the server."""
 
 
 class Places:
@@ -77,7 +79,7 @@ class PlacedProcess:
         """See ``Process``.
 
         Raises:
-            EngineUnavailable: Ray has no place for it.
+            EngineUnavailable: Ray has no place for the server.
             ValueError: the node does not see the stage's folder.
         """
         if self._url is None and self._actor is not None:

@@ -27,7 +27,7 @@ def predict(critic: ScalarModel, held_out: Returned, models: RolloutModels) -> T
 
 
 def headline_metrics(measured: ValueDiagnostics) -> dict[str, float | None]:
-    """Return the diagnostics under the names that gates and the ledger use; None where one is undefined."""
+    """Return the diagnostics under the names that gates and the ledger use; None for an undefined one."""
     by_position = {
         f"explained_variance_position_{number}": defined(part)
         for number, part in enumerate(measured.explained_variance_by_position, start=1)

@@ -1,4 +1,5 @@
-"""Sampling with vLLM in the stage's process: a `RolloutEngine` that proves what weights it holds, and is started again if it breaks."""
+"""Sample with vLLM in the stage's process: a `RolloutEngine` that proves which weights it holds, and restarts a broken
+vLLM."""
 
 import logging
 import tempfile
@@ -29,10 +30,10 @@ from vantage.tasks.training.seeds import derive_seed
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 2
-"""How often vLLM is started again within one call of ``generate``."""
+"""Most restarts of vLLM within one call of ``generate``."""
 
 _running: RunningVllm | None = None
-"""The vLLM that runs: one in a process, since each takes memory for its cache."""
+"""The running vLLM; there is one per process, since each takes memory for its cache."""
 
 
 class VllmEngine(SamplesWhenAsked):
@@ -67,11 +68,12 @@ class VllmEngine(SamplesWhenAsked):
         self._has_started = False
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See ``RolloutEngine``; a running vLLM has them, and has proved it, when this returns. One that breaks is started again later.
+        """See ``RolloutEngine``; a running vLLM has proved that it has the weights when this returns. A broken vLLM is
+        restarted later.
 
         Raises:
             KeyError: the model has no weight of this name.
-            WeightsDiffer: it does not hold the policy's weights afterwards.
+            WeightsDiffer: vLLM does not hold the policy's weights afterwards.
             VllmFailed: vLLM failed on a rank of several.
         """
         self._weights = self._sampled.named(weights)
@@ -123,7 +125,8 @@ class VllmEngine(SamplesWhenAsked):
         greedy: bool,
         listener: Listener | None,
     ) -> dict[int, Response]:
-        """Return this rank's responses: one to each of the prompts at ``rows``. A vLLM that breaks is started again for those that are missing.
+        """Return this rank's responses: one to each of the prompts at ``rows``. If vLLM breaks, it is restarted for the
+        missing ones.
 
         Raises:
             VllmCannotStart: vLLM does not start with this model.
@@ -149,7 +152,7 @@ class VllmEngine(SamplesWhenAsked):
                 log.warning("%s; %s; starting vLLM again (%d of %d)", error, done, failures, MAX_RESTARTS)
 
     def _sleep(self) -> None:
-        """Free vLLM's memory for the training that follows; one that cannot is started again for the next responses."""
+        """Free vLLM's memory for the training that follows; a vLLM that cannot is restarted for the next responses."""
         if self._vllm is None:
             return
         try:
@@ -158,10 +161,10 @@ class VllmEngine(SamplesWhenAsked):
             self._close_until_asked(error)
 
     def _close_until_asked(self, error: VllmFailed) -> None:
-        """Stop a vLLM that is broken, to start it again for the next responses.
+        """Stop a broken vLLM, which is restarted for the next responses.
 
         Raises:
-            VllmFailed: other ranks have theirs, which start only together.
+            VllmFailed: there are several ranks, whose vLLMs can only start together.
         """
         if ranks.world_size() > 1:
             raise _of_one_rank(error) from error
@@ -182,7 +185,7 @@ class VllmEngine(SamplesWhenAsked):
         self._vllm = None
 
     def _started(self) -> RunningVllm:
-        """Return a vLLM that holds the weights that were given last, and has proved it."""
+        """Return a vLLM that has proved that it holds the newest weights."""
         global _running
         if self._vllm is None or self._vllm.is_closed:
             if _running is not None:
@@ -203,7 +206,7 @@ class VllmEngine(SamplesWhenAsked):
         return self._vllm
 
     def _push(self, vllm: RunningVllm) -> None:
-        """Give vLLM the weights that were given last: all of them, or the base once and the adapters each time."""
+        """Give vLLM the newest weights: all of them, or the base once and the adapters each time."""
         progress.phase("giving weights to vLLM")
         has_adapters = self._sampled.adapters is not None
         if not (has_adapters and vllm.holds_base):

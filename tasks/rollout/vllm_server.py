@@ -1,7 +1,7 @@
-"""One server of vLLM, by its HTTP interface: what it serves, which weights it holds, its log-probabilities, and its responses.
+"""Call one server of vLLM by HTTP: its model, the version of its weights, its log-probabilities, and its responses.
 
-All endpoints are vLLM's own (tried with vllm 0.32), those for weights under ``VLLM_SERVER_DEV_MODE=1``; the methods that
-``/collective_rpc`` calls are ``vantage.tasks.rollout.vllm_worker``'s.
+All endpoints are vLLM's own (tried with vllm 0.32), those for weights under ``VLLM_SERVER_DEV_MODE=1``. The methods
+that ``/collective_rpc`` calls are in ``vantage.tasks.rollout.vllm_worker``.
 """
 
 import json
@@ -22,7 +22,7 @@ from vantage.tasks.rollout.weight_files import contents_of
 CONNECT_SECONDS = 10.0
 """Most seconds until a connection is made."""
 ANSWER_SECONDS = 60.0
-"""Most seconds of an answer for which the server computes nothing."""
+"""Most seconds for an answer for which the server computes nothing."""
 
 GENERATE = "/inference/v1/generate"
 INFO = "/weight_info"
@@ -35,7 +35,7 @@ WORKER = "vantage.tasks.rollout.vllm_worker.VantageWorker"
 ADAPTER = "vantage-"
 """Beginning of the names that a stage gives to adapters; the version of the weights follows."""
 UPDATING = "updating"
-"""Version that a server has while its weights change, and keeps if that breaks off."""
+"""Version of a server while its weights change; it stays if the change is interrupted."""
 
 HOW_TO_SERVE = (
     "start it as docs/rollouts.md describes: VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out "
@@ -53,7 +53,7 @@ class ServerTimedOut(ServerFailed):
 
 
 class ServerRefused(ValueError):
-    """A server is not one that this stage can sample with; the same request would be refused again."""
+    """This stage cannot sample with the server; it would refuse the same request again."""
 
 
 class EngineUnavailable(RuntimeError):
@@ -65,7 +65,7 @@ class Described:
     """Model of a server, and its settings."""
 
     name: str
-    """The model's name there."""
+    """The model's name on the server."""
     config: Mapping[str, Any]
     """Configuration of the model, as transformers writes it."""
     dtype: str
@@ -85,7 +85,7 @@ class Drawn:
     ids: list[int]
     logprobs: list[float]
     versions: frozenset[str] | None
-    """Versions of the weights that drew its tokens; None: it was cut before the server reported them."""
+    """Versions of the weights from which its tokens were drawn; None: it was cut before the server reported them."""
 
 
 class VllmServer:
@@ -96,15 +96,15 @@ class VllmServer:
 
         Args:
             key: API key; None: none is sent.
-            seconds: most seconds of one response, and of taking weights.
+            seconds: most seconds for one response, and for taking weights.
         """
         self.url = url.rstrip("/")
         self._seconds = seconds
         self._settings: dict[str, Any] = {
             "base_url": self.url,
-            # A connection of its own for each request: an answer that came twice would be read as the next one's.
+            # Each request has its own connection: a duplicate answer would be read as the answer to the next request.
             "headers": {"Connection": "close"} | ({} if key is None else {"Authorization": f"Bearer {key}"}),
-            "trust_env": False,  # a proxy for the internet is none for these servers
+            "trust_env": False,  # a proxy for the internet does not reach these servers
         }
         self._client = httpx.Client(timeout=self._timeout(ANSWER_SECONDS), **self._settings)
 
@@ -114,11 +114,11 @@ class VllmServer:
         return httpx.AsyncClient(timeout=self._timeout(self._seconds), limits=limits, **self._settings)
 
     def describe(self) -> Described:
-        """Return what the server serves.
+        """Return the server's model and settings.
 
         Raises:
-            ServerFailed: it does not answer.
-            ServerRefused: it was started without what a stage needs.
+            ServerFailed: the server does not answer.
+            ServerRefused: the server was started without settings that a stage needs.
         """
         self._call("GET", "/health")
         models = self._call("GET", "/v1/models")
@@ -165,7 +165,7 @@ class VllmServer:
         """Return the version of the weights that the server holds, as ``version`` does.
 
         Args:
-            client: of this server.
+            client: client of this server.
         """
         with self._answering(INFO):
             response = await client.get(INFO, timeout=self._timeout(ANSWER_SECONDS))
@@ -178,14 +178,15 @@ class VllmServer:
     def take_weights(
         self, folder: Path | None, *, version: str, adapter: tuple[str, Path] | None = None
     ) -> None:
-        """Replace the server's weights by the files in ``folder``, and forget what old ones computed; running requests end.
+        """Replace the server's weights by the files in ``folder``, and clear caches of the old weights; running
+        requests end.
 
         Args:
-            folder: None: the server has these weights, and only the adapter is new.
+            folder: folder of the files; None: the server has these weights, and only the adapter is new.
             adapter: name and folder of the adapter that replaces earlier ones; None: the policy has none.
 
         Raises:
-            ServerFailed: it does not have them; its version is then none that a stage gives.
+            ServerFailed: the server does not have the weights; its version is then none that a stage gives.
         """
         self._call("POST", "/pause", params={"mode": "abort"})
         try:
@@ -217,7 +218,7 @@ class VllmServer:
             return by_parameter([{str(name): str(each) for name, each in found["checksums"].items()}])
 
     def _take_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter, which the server reads now, under a name of its own; remove those of before."""
+        """Load an adapter, which the server reads now, under a new name; remove earlier adapters."""
         models = self._call("GET", "/v1/models")
         with self._reading("/v1/models"):
             before = [each["id"] for each in models["data"] if each["id"].startswith(ADAPTER)]
@@ -266,13 +267,14 @@ class VllmServer:
         """Draw one response.
 
         Args:
-            client: of this server.
+            client: client of this server.
             sampling: vLLM's ``SamplingParams``.
-            is_complete: whether these ids of a response end it; asked for after each id; None: token ids alone end it.
+            is_complete: returns whether these ids of a response end it; called after each id; None: token ids alone end
+                it.
             adapter: name of the adapter that is applied; None: none is.
 
         Raises:
-            ServerFailed, ServerRefused: it cannot be drawn.
+            ServerFailed, ServerRefused: the response cannot be drawn.
         """
         body = _request(prompt, sampling, adapter)
         with self._answering(GENERATE):
@@ -345,7 +347,7 @@ class VllmServer:
         """Return the JSON of an answer.
 
         Raises:
-            ServerFailed: it is an error of the server, or no JSON.
+            ServerFailed: the answer is an error of the server, or no JSON.
             ServerRefused: the server refuses the request.
         """
         if response.is_error:
@@ -381,7 +383,7 @@ class VllmServer:
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[None]:
-        """Hold this context around what reads an answer: one without what it should have becomes ``ServerFailed``."""
+        """Hold this context around code that reads an answer: missing parts of the answer become ``ServerFailed``."""
         try:
             yield
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -395,6 +397,6 @@ class VllmServer:
 
 
 def _request(prompt: Sequence[int], sampling: Mapping[str, Any], adapter: str | None) -> dict[str, Any]:
-    """Return the body of a request to ``GENERATE``; an adapter is a model of its own there."""
+    """Return the body of a request to ``GENERATE``, where an adapter is named as a model."""
     body = {"token_ids": list(prompt), "sampling_params": dict(sampling)}
     return body if adapter is None else {**body, "model": adapter}

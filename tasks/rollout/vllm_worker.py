@@ -3,7 +3,8 @@
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs \\
         --worker-extension-cls vantage.tasks.rollout.vllm_worker.VantageWorker
 
-vLLM imports this file in the server's processes, where the rest of Vantage may be missing: it imports nothing but vLLM and what that brings, and those late.
+vLLM imports this file in the server's processes, where the rest of Vantage may be missing. So it imports only vLLM and
+vLLM's dependencies, and only inside functions.
 """
 
 import json
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 REVISION = 3
-"""Number of these methods' interface; a stage refuses a server with another one, whose copy of this file is of another version of Vantage."""
+"""Number of these methods' interface; a stage refuses a server with another number, which has this file from another
+version of Vantage."""
 
 
 class VantageWorker:
@@ -36,14 +38,15 @@ class VantageWorker:
         }
 
     def vantage_take_weights(self, folder: str, contents: str) -> None:
-        """Replace all weights but adapters by those of the safetensors files in ``folder``, whatever the server was started with.
+        """Replace all weights but adapters by those of the safetensors files in ``folder``, whatever the server was
+        started with.
 
         Args:
-            contents: JSON of file name → number of its tensors. vLLM keeps old weights in place of those that do not come, and only
-                warns, so nothing is replaced unless all of these are here.
+            contents: JSON of file name → number of its tensors. vLLM keeps the old value of a missing weight, and only
+            warns. So nothing is replaced unless all files are complete.
 
         Raises:
-            FileNotFoundError: a file is not here.
+            FileNotFoundError: a file is missing.
             ValueError: a file has another number of tensors.
         """
         expected: dict[str, int] = json.loads(contents)
@@ -71,7 +74,7 @@ def digests_of(model: Any, names: Iterable[str]) -> dict[str, str]:
 
 
 class _Some:
-    """Some of a model's parameters, for a function that goes through all of a model's."""
+    """Some of a model's parameters, for a function that goes through all parameters of a model."""
 
     def __init__(self, model: Any, names: frozenset[str]) -> None:
         self._model, self._names = model, names
@@ -108,7 +111,8 @@ def _weights(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
 
 
 def pack_again(model: Any) -> None:
-    """Pack matrices again that vLLM packs on a CPU when it starts: reloading leaves those of a tied output head as they were."""
+    """Pack the matrices again that vLLM packs on a CPU when it starts: a reload does not pack that of a tied output
+    head."""
     layers = [layer for layer in model.modules() if hasattr(layer, "cpu_linear")]
     if not layers:
         return

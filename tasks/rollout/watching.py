@@ -40,7 +40,7 @@ from vantage.tasks.training.stage_state import WatchedSoFar
 WATCH_SCORE, WATCH_CHANGE, WATCH_WORSE = "validation_watch_score", "watch_change", "watch_worse"
 WATCH_LOST, WATCH_REWARD = "watch_lost", "watch_reward"
 _OF_CHANGE = (WATCH_CHANGE, WATCH_FALLS, WATCH_WORSE, WATCH_LOST)
-"""Curves that compare with the measurement that the judge liked best: 0 at the first one."""
+"""Curves that compare with the measurement that the judge scored best; they are 0 at the first measurement."""
 
 WatchedJob = StageJob[ResolvedPolicyOptimization] | StageJob[ResolvedBestOfN] | StageJob[ResolvedDistillation]
 
@@ -51,11 +51,11 @@ class Watching:
 
     judge: Judgement | PromptedJudge
     is_verifier: bool = False
-    """Whether it is a verifier, which scores 1 (right) or 0 (wrong)."""
+    """Whether the judge is a verifier, which scores 1 (right) or 0 (wrong)."""
     prompts: Prompts | None = None
-    """The watch's own prompts; None: those that validate the stage."""
+    """The watch's own prompts; None: the validation prompts of the stage."""
     num_samples: int = 0
-    """Responses to its own prompts in one measurement."""
+    """Number of responses to its own prompts in one measurement."""
 
     @property
     def scorer(self) -> Scorer | None:
@@ -67,11 +67,11 @@ class Watching:
         return replace(self, judge=judge_within(self.judge, limits))
 
     def look(self, scored: Scored, before: WatchedSoFar) -> tuple[WatchedSoFar, dict[str, float]]:
-        """Return what the watch has seen with these responses, and its metrics.
+        """Return the watch's observations including these responses, and its metrics.
 
         Args:
             scored: responses to the watched prompts, always to the same ones in the same order, with their rewards.
-            before: what it had seen before.
+            before: the observations before.
 
         Raises:
             UnusableJudge: a question with its answer is longer than the model reads.
@@ -91,7 +91,8 @@ class Watching:
         return seen, metrics | monitors
 
     def _judge(self, sampled: Sampled, before: WatchedSoFar) -> tuple[WatchedSoFar, Tensor, dict[str, float]]:
-        """Return what had been seen, with the first responses if these are they; the judgements (B,); and the win rates."""
+        """Return the observations before (with the first responses, if these are the first), the judgements (B,), and
+        win rates."""
         is_first = not before.judged
         if isinstance(self.judge, PromptedJudge):
             if is_first:
@@ -112,7 +113,7 @@ class Watching:
     def _compare(
         self, scored: Scored, judged: Tensor, rewards: Tensor, before: WatchedSoFar
     ) -> tuple[WatchedSoFar, dict[str, float]]:
-        """Compare with the measurement that the judge liked best."""
+        """Compare with the measurement that the judge scored best."""
         mean = ranks.agreed(judged.mean().item())
         if not before.judged:
             seen = _best(judged, rewards, before)
@@ -146,7 +147,7 @@ class Watching:
 
 
 def _lengths(scored: Scored, judged: Tensor) -> dict[str, float]:
-    """Return the mean lengths of right and of wrong responses; that of no response is left out."""
+    """Return the mean lengths of right and of wrong responses, if there are any."""
     is_right, lengths = judged > 0.5, scored.sampled.sequences.lengths.cpu().double()
     found = {
         "watch_right_length": lengths[is_right].mean().item(),
@@ -169,7 +170,7 @@ def load_watching(
     """Return the judge of the stage's watch, loaded, with its own prompts; None: it has none.
 
     Args:
-        validation: the prompts that validate the stage.
+        validation: validation prompts of the stage.
 
     Raises:
         TokenizersDiffer, BrokenVerifier, MissingAnswers: see ``load_judge``.

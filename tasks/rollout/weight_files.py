@@ -16,7 +16,7 @@ from vantage.tasks.training import ranks
 from vantage.tasks.training.optimization import Precision
 
 BYTES_IN_FILE = 4 * 2**30
-"""Bytes of weights after which another file begins, so that few are in memory twice."""
+"""Bytes of weights after which a new file begins, so that only few bytes are in memory twice."""
 
 
 @contextmanager
@@ -24,8 +24,9 @@ def update_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield the folder of one update's files below ``parent``, which is removed at the end.
 
     Args:
-        parent: holds nothing else; what a killed attempt left there is removed.
-        name: differs for each update: file systems of several machines may show a folder of an earlier name as it was.
+        parent: holds nothing else; files that a killed attempt left there are removed.
+        name: must differ for each update, since network file systems may show the old content of a folder with an old
+            name.
     """
     is_first = ranks.rank() == 0
     if is_first:
@@ -82,7 +83,7 @@ def contents_of(folder: Path) -> dict[str, int]:
 
 
 def _parts(weights: Mapping[str, Tensor], dtype: torch.dtype, *, kept: bool) -> Iterator[dict[str, Tensor]]:
-    """Yield all weights, whole, in files' sizes; none where they are not ``kept``."""
+    """Yield all weights, whole, in parts of a file's size; the parts are empty if they are not ``kept``."""
     part: dict[str, Tensor] = {}
     for name, weight in weights.items():
         gathered = whole(weight.detach().to(dtype))

@@ -1,4 +1,4 @@
-"""Count, for each step, what judges and reward servers answered, and what that cost."""
+"""Count, for each step, the answers of judges and reward servers, and their cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ _now = _Step()
 
 
 def note_asked(count: int, *, failed_calls: int) -> None:
-    """Count questions that were sent to a server, and requests that failed; the others are answered from the file."""
+    """Count questions that were sent to a server, and requests that failed; other questions are answered from the
+    file."""
     _now.asked += count
     _now.failed_calls += failed_calls
 
@@ -39,7 +40,8 @@ def note_answer(tokens: Sequence[int], *, cost: float, probability: float | None
     """Count an answer that a step's scores are read from, new or stored.
 
     Args:
-        probability: that a model of the run gives any of the answers that it may give; None: a server's answer is a text.
+        probability: probability that a model of the run gives any of the allowed answers; None: a server answers in
+            text.
     """
     _now.is_used = True
     _now.answers += 1

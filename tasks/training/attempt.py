@@ -1,4 +1,4 @@
-"""The checkpoints and logs of one attempt at a stage: metric journal, progress, and going on where an earlier one was."""
+"""The checkpoints and logs of one attempt at a stage: metric journal, progress, and resuming an earlier attempt."""
 
 import logging
 import time
@@ -48,10 +48,10 @@ class GuardFired(Exception):
 
 
 class Ahead(Protocol):
-    """Computes in advance what the loop's next step needs."""
+    """Computes inputs of the loop's next step in advance."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its tensors for a checkpoint; empty if nothing is ever computed in advance."""
+        """Return the tensors for a checkpoint; empty if nothing is ever computed in advance."""
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state in ``tensors``."""
@@ -60,10 +60,10 @@ class Ahead(Protocol):
 class Attempt(Generic[State]):
     """Drives a stage's loop so that it can stop anywhere and go on bitwise equal.
 
-    The loop asks ``remaining()`` for the steps to do, calls ``finish_step`` in each, and keeps everything that moves
-    in the given modules and optimisers, in ``state``, in ``best`` (the best weights so far; the loop replaces them and never
-    edits them in place) and in what is ``ahead`` of it. All
-    else, random numbers and data order included, has to be a function of the step.
+    The loop asks ``remaining()`` for the steps to do, and calls ``finish_step`` in each. Everything that changes must
+    be in the given modules and optimisers, in ``state``, in ``best`` (the best weights so far; the loop replaces them
+    and never edits them in place) or in ``ahead``. All else, including random numbers and data order, has to be a
+    function of the step.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Attempt(Generic[State]):
         """Start from the newest intact checkpoint, from where a shorter stage ended, or from nothing.
 
         Args:
-            total: steps (iterations) that the loop has at most.
-            modules: what is trained, and buffers that move by themselves; an optimiser belongs to the module of the same
-                name.
-            state: a frozen dataclass of the JSON values that move with the checkpoints, as before the first step.
-            keeps_best: the loop sets ``best`` before its first step, so no checkpoint may lack it.
-            ahead: what computes ahead of the loop from weights that a checkpoint no longer has.
+            total: most steps (iterations) of the loop.
+            modules: the trained modules, and modules with buffers that change by themselves; an optimiser belongs to
+                the module of the same name.
+            state: a frozen dataclass of JSON values that checkpoints contain, with its values before the first step.
+            keeps_best: whether the loop sets ``best`` before its first step, so that no checkpoint may lack it.
+            ahead: computes ahead of the loop, from weights that a checkpoint no longer has.
 
         Raises:
             IncompleteCheckpoint: the newest checkpoint lacks something that training needs.
@@ -95,7 +95,7 @@ class Attempt(Generic[State]):
         self.step = 0
         self._total = total
         self.length = total
-        """The steps that the loop does: fewer than its total where a guard or a person ends it early."""
+        """The steps that the loop does: fewer than its total if a guard or a person ends it early."""
         self._keeps_best, self._ahead = keeps_best, ahead
         self._carried: dict[str, Tensor] = {} if ahead is None else ahead.tensors()
         self._stopped = False
@@ -128,7 +128,7 @@ class Attempt(Generic[State]):
         self._progress.update(self.step)
         self._speed = Speed()
         if self._guarding.firings or (self._journal is not None and (self._scratch / WATCHED).exists()):
-            self._show_watched()  # show it without what was seen after the checkpoint
+            self._show_watched()  # show the guards without observations after the checkpoint
 
     def __enter__(self) -> Self:
         self._open.enter_context(nonfinite.tolerating(self._tolerance))
@@ -147,7 +147,8 @@ class Attempt(Generic[State]):
                 self._writing.finish()
 
     def remaining(self) -> Iterator[int]:
-        """Yield the steps still to do; a checkpoint is saved when it is due, beside the next steps, and after the last.
+        """Yield the steps still to do. Checkpoints are saved when they are due, while the next steps run, and after the
+        last step.
 
         Raises:
             OSError: a checkpoint could not be written; the one before counts.
@@ -171,10 +172,11 @@ class Attempt(Generic[State]):
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
-        """Hold this context while weights and state are those after the step before: a request to stop need not wait
-        then.
+        """Hold this context while weights and state are still those of the last step, so that a request to stop need
+        not wait.
 
-        Several ranks go on to the end of their step together, or one would wait for what another does no more.
+        Several ranks go on to the end of their step together; otherwise one rank would wait for another that has
+        stopped.
 
         Raises:
             Preempted: the process was asked to stop; everything up to the step before is saved.
@@ -189,7 +191,7 @@ class Attempt(Generic[State]):
             self._save_and_stop()
 
     def is_due(self, every: int) -> bool:
-        """Return whether the present step is one of each ``every``, or the last of all."""
+        """Return whether the number of the present step is a multiple of ``every``, or the step is the last."""
         return (self.step + 1) % every == 0 or self.step + 1 == self._total or self._is_last
 
     def stop(self) -> None:
@@ -200,7 +202,7 @@ class Attempt(Generic[State]):
         """Write a step's metrics to the journal and report the stage's progress.
 
         Args:
-            metrics: name → value, of ``vantage.schemas.records.metrics``; what the step's passes were is added.
+            metrics: name → value, of ``vantage.schemas.records.metrics``; metrics of the step's passes are added.
             num_tokens: tokens that the step read or sampled, on all ranks.
             headline: the metric that a person wants to see beside the progress bar.
 
@@ -227,7 +229,7 @@ class Attempt(Generic[State]):
         )
 
     def notice(self, text: str) -> None:
-        """Show a person something about the stage that no guard can see; it changes nothing."""
+        """Show a person a fact about the stage that no guard can see; it changes nothing."""
         log.warning("%s", text)
         self._progress.notice(text)
 
@@ -245,10 +247,11 @@ class Attempt(Generic[State]):
         self._progress.watched(tuple(map(str, watched.firings)))
 
     def _heed(self, *, begins: bool = False) -> None:
-        """Agree with the other ranks on the requests to the loop, and follow them; the first rank asks the guards.
+        """Agree with the other ranks on requests to the loop (to stop, to finish), and follow them; the first rank asks
+        the guards.
 
         Args:
-            begins: no step has been done yet, so a request to stop waits for the end of one.
+            begins: whether no step has been done yet, so that a request to stop waits for the end of one.
         """
         asked, by_hand = Asked(), None
         if self._journal is not None:
@@ -286,7 +289,7 @@ class Attempt(Generic[State]):
             self._save_and_stop()
 
     def _guarding_of(self, job: StageJob) -> Guarding:
-        """Return the guards with their observations up to the checkpoint; only the first rank's, which has the journal."""
+        """Return the guards with their observations up to the checkpoint, on the first rank, which has the journal."""
         if self._journal is None or not isinstance(job.work, Training):
             return Guarding(())
         guards = guards_of(job.work)
@@ -302,7 +305,7 @@ class Attempt(Generic[State]):
         return int(ranks.agreed(int(not was_met)))
 
     def _describe(self) -> None:
-        """Write what is trained, and from where it begins, into the stage's log."""
+        """Log what is trained, and the step from which it begins."""
         for name, module in self._modules.items():
             if not (parameters := list(module.parameters())):
                 continue  # such a module changes without an optimiser
@@ -318,7 +321,8 @@ class Attempt(Generic[State]):
             log.info("begins at step 0 of %d", self._total)
 
     def _restore(self, previous: Path | None) -> None:
-        """Have what moves as the newest checkpoint has it, or else the training state that a shorter stage has left."""
+        """Restore everything that changes from the newest checkpoint, or else from the training state of a shorter
+        stage."""
         found = self._latest()
         begins_from = previous if found is None else None
         if begins_from is not None:
@@ -362,7 +366,7 @@ class Attempt(Generic[State]):
         self.step = loaded.step
 
     def _latest(self) -> checkpoints.Checkpoint | None:
-        """Return the newest intact checkpoint; the others look when the first rank has put damaged ones aside."""
+        """Return the newest intact checkpoint; the other ranks look after the first rank has put damaged ones aside."""
         if not writes_files():
             ranks.wait()
         found = checkpoints.latest(self._scratch / CHECKPOINTS)
@@ -381,7 +385,7 @@ class Attempt(Generic[State]):
         raise preemption.preempted(f"step {self.step} of {self._total}") from None
 
     def _save(self, *, beside: bool = False) -> None:
-        """Save what moves.
+        """Save everything that changes.
 
         Args:
             beside: whether the loop may go on before the checkpoint is complete.
@@ -410,7 +414,7 @@ class Attempt(Generic[State]):
         self._saved_at = self.step
 
     def _is_shard(self, name: str) -> bool:
-        """Return whether a checkpoint's tensor is cut, since its weight is spread over the ranks."""
+        """Return whether a checkpoint's tensor is a shard, since its weight is spread over the ranks."""
         part, _, weight = name.partition("/")
         if part.endswith(".optimizer"):
             weight, _, key = weight.rpartition("/")

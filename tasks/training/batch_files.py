@@ -1,6 +1,6 @@
 """Checkpoints and logs of work in batches that trains nothing: a file for each finished batch, journal, progress.
 
-A batch that is finished is never done again, and one that is not leaves nothing behind: a stage whose batches are
+A finished batch is never computed again, and an unfinished one leaves nothing behind. So a stage whose batches are
 functions of their number alone ends with the same bytes, however often it was killed.
 """
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 
 class BatchFiles:
-    """Finished batches, in order, and the numbers of those still to do."""
+    """Finished batches, in order, and the numbers of the batches still to do."""
 
     def __init__(self, scratch: Path, *, total: int, phase: str) -> None:
         """Read the batches that earlier attempts have finished.
 
         Args:
             scratch: the stage's scratch folder.
-            total: batches in all.
-            phase: what the stage does with them, as progress shows it.
+            total: number of all batches.
+            phase: name of the work on a batch in progress reports.
         """
         engine_record.note_ended(0)  # nothing trains here, so all batches come from the same weights
         self.finished: list[dict[str, Any]] = []
@@ -89,10 +89,10 @@ class BatchFiles:
 
         Args:
             content: what a later attempt finds in ``finished``.
-            metrics: name → value, of ``vantage.schemas.records.metrics``; what the batch's passes were is added.
+            metrics: name → value, of ``vantage.schemas.records.metrics``; metrics of the batch's passes are added.
             num_tokens: tokens that the batch read or sampled.
             headline: the metric that a person wants to see beside the progress bar.
-            attachment: what is too large for memory and JSON; later at ``attachment``.
+            attachment: a result that is too large for memory and JSON; ``attachment`` returns its path.
         """
         number = len(self.finished)
         metrics, seconds = {**metrics, **pass_metrics()}, of_process.taken()

@@ -1,4 +1,4 @@
-"""Keep the weights that a stage returns: those that measured best on validation prompts, not the last ones."""
+"""Keep the weights that a stage returns: the best on validation prompts, not the last."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The state of a critic's AdamW beside its weights, for the stage that goes on training it."""
+"""The state of a critic's AdamW beside its weights, for the stage that trains the critic further."""
 
 from pathlib import Path
 
@@ -35,8 +35,8 @@ def write_state(folder: Path, kept: dict[str, Tensor]) -> None:
 def carry_over(optimizer: Optimizer, module: nn.Module, folder: Path) -> None:
     """Continue the optimiser of the critic in ``folder``, for every parameter that is trained now.
 
-    Learning rates, weight decay and betas are the new optimiser's. A critic whose best weights were its first has no
-    state, and begins with fresh moments.
+    Learning rates, weight decay and betas are those of the new optimiser. A critic whose best weights were its first
+    has no state, and begins with fresh moments.
 
     Raises:
         NoOptimizerState: the folder has no state.

@@ -1,7 +1,9 @@
-"""Write a stage's checkpoints beside its training: the state is copied, and a thread writes the copy while the next steps train.
+"""Write a stage's checkpoints beside its training: copy the state, and let a thread write the copy during the next
+steps.
 
-At most one write is in flight; the next one waits for it. Only complete checkpoints count, so a stage that is killed during a
-write goes on from the one before. Where host memory has no room for the copy, a checkpoint is written between two steps.
+At most one write is in flight; the next one waits for it. Only complete checkpoints count, so a stage that is killed
+during a write goes on from the one before. If host memory has no room for the copy, the checkpoint is written between
+two steps.
 """
 
 import logging
@@ -39,10 +41,10 @@ class CheckpointWriting:
         """Save a checkpoint; all ranks call this together.
 
         Args:
-            content: of this rank; only the first rank's is written, unless weights are sharded.
+            content: content of this rank; only that of the first rank is written, unless weights are sharded.
             journal_offset: size of the metric journal at that step.
-            beside: whether the stage may go on meanwhile; else the checkpoint is complete when this returns.
-            done: called when it is complete, perhaps in another thread.
+            beside: whether the stage may go on meanwhile; otherwise the checkpoint is complete when this returns.
+            done: called when the checkpoint is complete, perhaps in another thread.
 
         Raises:
             OSError: the disk is full or broken, at this write or at the one before; earlier checkpoints are unchanged.
@@ -60,7 +62,7 @@ class CheckpointWriting:
                 try:
                     self._write(copied, journal_offset, self._wait_in_thread)
                     done()
-                except BaseException as error:  # raised again where the stage looks for it
+                except BaseException as error:  # `check` or `finish` raises it again
                     self._error = error
 
             self._thread = threading.Thread(target=write_copy, name="write-checkpoint", daemon=True)
@@ -99,7 +101,7 @@ class CheckpointWriting:
 
 
 def has_room(num_bytes: int) -> bool:
-    """Return, on all ranks alike, whether every rank can copy so many bytes into host memory beside the others of its machine."""
+    """Return, the same on all ranks, whether the ranks of every machine can each copy so many bytes into its memory."""
     copies = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size())) if ranks.are_sharded() else 1
     lacks = num_bytes > 0 and copies * num_bytes > SHARE_OF_MEMORY * available_memory()
     return not ranks.any_rank(lacks)

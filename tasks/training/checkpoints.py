@@ -57,7 +57,7 @@ _HAS_STATE = "has_state"
 
 
 class IncompleteCheckpoint(ValueError):
-    """A checkpoint lacks a part that training needs, or holds one that nothing would read."""
+    """A checkpoint lacks a part that training needs, or holds a part that nothing would read."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Content:
 
     step: int
     tensors: dict[str, Tensor]
-    """Each tensor once, contiguous; training goes on to change the values of those that are not copied."""
+    """Each tensor once, contiguous; training changes the values of tensors that are not copied."""
     description: bytes
     fixed: frozenset[str] = frozenset()
     """Parts in host memory that are replaced as a whole, and never edited in place."""
@@ -88,7 +88,7 @@ class Content:
         return sum(each.numel() * each.element_size() for each in moving)
 
     def copied(self) -> "Content":
-        """Return the content as it is now, in host memory that training does not change."""
+        """Return a copy of the present content in host memory, which training does not change."""
         copies = {
             name: each if _part(name) in self.fixed else each.to("cpu", copy=True)
             for name, each in self.tensors.items()
@@ -122,9 +122,10 @@ def content_of(
 
     Args:
         step: steps done; never less than the newest checkpoint's.
-        tensors: ``part/name`` → tensor, on any device; of a sharded tensor, this rank's part.
-        state: part → JSON; floats come back exactly. With shards, the first rank's is written.
-        is_shard: returns whether a tensor, given by name, is a part of one that is spread over the ranks; None: each is whole.
+        tensors: ``part/name`` → tensor, on any device; for a sharded tensor, this rank's shard.
+        state: part → JSON; floats come back exactly. With shards, the state of the first rank is written.
+        is_shard: tensor's name → whether it is this rank's shard of a tensor that is spread over the ranks; None: none
+            is.
         fixed: parts in host memory that are replaced as a whole, and never edited in place.
 
     Raises:
