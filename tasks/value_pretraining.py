@@ -52,7 +52,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     work, device = job.work, training_device()
     refuse_other_tokenizer_of_critic(job, "init", "policy")
 
-    # 1. The fixed policy, the policy stage's own reward, and a critic
+    # 1. Load the fixed policy, the reward of the policy stage, and a critic
     models = load_rollout_models(
         job,
         work,
@@ -64,7 +64,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     critic = trained_critic(job, device)
     optimizer = optimizer_of(critic, work)
 
-    # 2. The source of responses, and those to validation prompts for measuring
+    # 2. Prepare the source of responses, and the responses to validation prompts for measuring
     source = load_source(job, models).ready(critic, optimizer)
     job, models = source.job, source.models
     encoding = encoding_metrics(job, "prompts", [source.prompts])
@@ -86,7 +86,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
         if not attempt.best:
             validation.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
-            # 3. A rollout of the fixed policy, fresh or collected, and its Monte-Carlo returns
+            # 3. Take a rollout of the fixed policy, fresh or collected, with its Monte-Carlo returns
             with attempt.unmoved():
                 learned = training_rollout(source, moments, iteration)
             source.begin_next(iteration)
@@ -161,8 +161,8 @@ class Validation:
     models: RolloutModels
 
     def keep_if_best(self, attempt: Attempt[ValueState], *, iteration: int) -> dict[str, float]:
-        """Measure the critic. If it explains more than any before, remember its weights, with the optimiser's state where there
-        is one. Returns the metrics to log."""
+        """Measure the critic. If it explains more than any before, remember its weights, with the optimiser's state if
+        the artifact keeps it. Returns the metrics to log."""
         metric = "validation_explained_variance"
         measured = diagnose(self.critic, self.held_out, self.models).explained_variance
         is_best = keep_if_best(attempt, self.critic, measured, metric=metric, iteration=iteration)

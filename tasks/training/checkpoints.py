@@ -166,7 +166,7 @@ def write_shards(folder: Path, content: Content, *, wait: Callable[[], None], ke
     """Write like ``write``, with one file for each rank's parts of the tensors; all ranks must call this.
 
     Args:
-        wait: waits until every rank has called it.
+        wait: function that waits until every rank has called it.
     """
     if ranks.rank() == 0:
         saving_folder(folder)
@@ -185,7 +185,7 @@ def load(
     """Read a checkpoint that ``latest`` has checked, whatever number of ranks saved it.
 
     Args:
-        is_shard: returns whether only this rank's rows of a tensor, given by name, are wanted.
+        is_shard: tensor's name → whether only this rank's rows of the tensor are wanted.
 
     Raises:
         IncompleteCheckpoint: the checkpoint's parts differ from the required ones.
@@ -286,7 +286,8 @@ def restore_optimizer(
     *,
     part: str,
 ) -> None:
-    """Restore exactly the values from ``optimizer_tensors``; the way it computes (fused, foreach) stays as it is.
+    """Restore exactly the values from ``optimizer_tensors``; the optimiser's implementation (fused, foreach) stays as
+    it is.
 
     Raises:
         IncompleteCheckpoint: a parameter's state or a group's number is missing, left over or of another shape.
@@ -344,7 +345,7 @@ def _state_shapes(optimizer: Optimizer, parameter: Tensor, keys: Iterable[str]) 
 def _for_state(saved: Tensor, parameter: Tensor) -> Tensor:
     """Return a tensor of an optimiser's state, sharded like its parameter; a number stays a number.
 
-    A whole one stays in host memory: the optimiser moves it to where it holds its state.
+    A tensor that is not sharded stays in host memory: the optimiser moves it to the device of its state.
     """
     if not saved.dim() or not isinstance(parameter, DTensor):
         return saved
@@ -384,7 +385,7 @@ def _require_names(part: str, *, required: Iterable[str], found: Iterable[str]) 
 
 
 def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return each tensor once, contiguous and in memory of its own, and alias → the name under which it is saved."""
+    """Return each tensor once, contiguous and in separate memory, and alias → the name under which it is saved."""
     seen: dict[tuple[Any, ...], str] = {}
     storages: set[tuple[Any, ...]] = set()
     unique, aliases = {}, {}

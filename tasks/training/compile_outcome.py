@@ -9,7 +9,7 @@ _noted: ContextVar[list[bool] | None] = ContextVar("compiled networks", default=
 
 @contextmanager
 def noting() -> Iterator[list[bool]]:
-    """Record inside the block, for each network that was to be compiled, whether it was."""
+    """Record inside the block, for each network that should be compiled, whether it was."""
     noted: list[bool] = []
     token = _noted.set(noted)
     try:
@@ -30,5 +30,5 @@ def is_any_compiled() -> bool:
 
 
 def metrics_of(noted: list[bool]) -> dict[str, float]:
-    """Return the share of the networks that were not compiled; empty if none was to be."""
+    """Return the share of the networks that were not compiled; empty if none should be."""
     return {"uncompiled_share": noted.count(False) / len(noted)} if noted else {}

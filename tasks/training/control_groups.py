@@ -15,7 +15,7 @@ PROC = Path("/proc")
 def oom_kills(proc: Path = PROC) -> int:
     """Return the number of processes of this process's group that the kernel has killed for lack of memory.
 
-    Where the kernel counts for no group, it is the count of the whole machine; 0 if that is unknown, too.
+    If the kernel counts for no group, returns the count of the whole machine; 0 if that is unknown, too.
     """
     for group in _groups("memory", proc):
         for name in ("memory.events", "memory.oom_control"):  # version 2, version 1
@@ -39,9 +39,11 @@ def memory_limit(proc: Path = PROC) -> int | None:
 
 
 def available_memory(proc: Path = PROC) -> int:
-    """Return the bytes that this process can still take: the machine's, or those that its group's limit leaves if these are fewer.
+    """Return the bytes that this process can still take: the machine's free bytes, or fewer if its group's limit leaves
+    fewer.
 
-    Files in the page cache count as free where the kernel can drop them at once. 0 if the kernel does not report it.
+    Files in the page cache count as free if the kernel can drop them at once. Returns 0 if the kernel does not report
+    it.
     """
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", _read(proc / "meminfo"), re.MULTILINE)
     free = [0 if found is None else 1024 * int(found[1])]
@@ -95,10 +97,10 @@ def _groups(controller: str, proc: Path) -> Iterator[Path]:
 
 
 def _mount(mounts: str, controller: str | None, group: str) -> tuple[str, Path] | None:
-    """Return (root within the hierarchy, folder) where it is mounted: version 2, or a controller's of version 1.
+    """Return (root within the hierarchy, folder) of a mount: of version 2, or of a controller of version 1.
 
-    One hierarchy may be mounted several times, each time another part of it. The first mount that has the group is returned, else
-    the first.
+    Several parts of one hierarchy may be mounted. Returns the first mount that contains the group, else the first of
+    all.
     """
     found = []
     for line in mounts.splitlines():

@@ -19,8 +19,8 @@ in that time an H200 computes about 4,096 positions (7 µs each); not measured."
 
 
 READ_AGAIN = {"cpu": 128, "cuda": 4096}
-"""Positions that must be saved before prompts are read apart, as measured. Passes are cut with the smaller cost above, so
-that little is padded."""
+"""Positions that must be saved before prompts are read separately, as measured. Passes are cut with the smaller cost
+above, so that there is little padding."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Lengths:
         self.prompts: list[int] = batch.known.prompts
         self.first_equal: list[int] = batch.first_equal_prompts()
         self.can_share = len(set(self.first_equal)) < len(self.first_equal) and min(self.responses) > 0
-        """Whether a prompt has several responses; a response without a token is none that a part could hold."""
+        """Whether a prompt has several responses; all must have tokens, since a part cannot hold an empty response."""
 
 
 def alone(totals: Sequence[int]) -> Planned:

@@ -39,7 +39,8 @@ class DataOrder:
     lengths: Sequence[int] | None = field(default=None, hash=False)
     """Lengths of the examples in tokens, to make batches of similar length; None: plainly shuffled."""
     easiness: Sequence[float] | None = field(default=None, hash=False)
-    """Numbers by which the examples of each epoch are ordered, the largest first; equal ones stay shuffled. None: no order."""
+    """Numbers by which the examples of each epoch are ordered, the largest first; ties stay shuffled. None: no
+    order."""
 
     def batch(self, number: int) -> list[int]:
         """Return the examples of batch ``number`` (from 0); batches continue over the ends of epochs, so all are full."""
@@ -50,7 +51,8 @@ class DataOrder:
         return indices
 
     def num_batches(self, epochs: float) -> int:
-        """Return the number of batches in ``epochs`` epochs; the last one is filled up from the next epoch; at least 1."""
+        """Return the number of batches in ``epochs`` epochs, at least 1; the last batch is filled up from the next
+        epoch."""
         return max(1, -(-round(epochs * self.num_examples) // self.batch_size))
 
 

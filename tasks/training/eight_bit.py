@@ -1,4 +1,5 @@
-"""AdamW whose moments are held in 8 bits (Dettmers et al., arXiv 2110.02861 §2): that of bitsandbytes, with a state of plain tensors."""
+"""AdamW with moments in 8 bits (Dettmers et al., arXiv 2110.02861 §2): bitsandbytes' version, with a state of plain
+tensors."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,11 +14,12 @@ BLOCK = 256
 LEAST_ELEMENTS = 4096
 """Moments of smaller parameters stay in float32."""
 _MAPS = ("qmap1", "qmap2")
-"""The 256 numbers that the 8 bits stand for: constants, and in no checkpoint."""
+"""The 256 numbers that the 8 bits encode: constants, which checkpoints do not contain."""
 
 
 class AdamW8bit(_AdamW8bit):
-    """AdamW with moments in 8 bits. Its ``state_dict`` has tensors alone, as that of torch's AdamW, and restores the same bits."""
+    """AdamW with moments in 8 bits. Like that of torch's AdamW, its ``state_dict`` has only tensors, and restores the
+    same bits."""
 
     def __init__(
         self, groups: Iterable[Mapping[str, Any]], *, lr: float, betas: tuple[float, float], eps: float

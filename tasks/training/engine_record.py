@@ -23,13 +23,13 @@ _ended = 0
 
 
 def note_ended(iterations: int) -> None:
-    """Record how many iterations of the stage have ended, which a resumed stage counts on."""
+    """Record how many iterations of the stage have ended; a resumed stage continues the count."""
     global _ended
     _ended = iterations
 
 
 def ended_iterations() -> int:
-    """Return how many iterations of the stage have ended: the policy's weights come from them."""
+    """Return how many iterations of the stage have ended, from which the policy's weights come."""
     return _ended
 
 
@@ -37,16 +37,16 @@ def note_sampled(*, digest: str, gap: float, iteration: int | None) -> None:
     """Record the weights that sample responses from now on; the first of a step are those of its rollout, and are kept.
 
     Args:
-        digest: of the weights, at most 13 hexadecimal digits.
+        digest: digest of the weights, at most 13 hexadecimal digits.
         gap: mean |Δ| of the engine to the policy on fixed rows, in nats per token; 0 on ranks that did not measure it.
-        iteration: number of iterations that had ended when they were the policy's; None: it is not known.
+        iteration: number of iterations that had ended when the policy had these weights; None: it is not known.
     """
     if _now.digest is None:
         _now.digest, _now.gap, _now.iteration = digest, gap, iteration
 
 
 def note_stale(count: int) -> None:
-    """Record responses that other weights sampled; they were dropped."""
+    """Record responses that were dropped because they were sampled from other weights."""
     _now.stale += count
 
 
@@ -56,8 +56,8 @@ def note_failure() -> None:
 
 
 def engine_metrics() -> dict[str, float]:
-    """Return the metrics since the last call, counts over all ranks; empty if no engine sampled, and the counts are then those of the
-    next step. All ranks call this."""
+    """Return the metrics since the last call, with counts over all ranks. Without sampled responses they are empty, and
+    the counts are kept for the next step. All ranks call this."""
     global _now
     step = _now
     if step.digest is None:

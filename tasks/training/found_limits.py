@@ -37,9 +37,9 @@ from vantage.tasks.training.writer import writes_files
 log = logging.getLogger(__name__)
 
 MARGIN = 0.1
-"""Share of the memory that is left free: for what was not measured, and for blocks that the allocator cannot join."""
+"""Share of the memory that is left free, for memory needs that were not measured and for fragmentation."""
 STEPS = 8
-"""Number of sizes between two powers of 2 to which sizes are rounded down, so that a few bytes more or less change none."""
+"""Number of sizes between two powers of 2 to which sizes are rounded down, so that a few bytes do not change them."""
 
 Job = TypeVar("Job", bound=StageJob[Stage])
 
@@ -52,7 +52,7 @@ class Sampler:
     precision: Precision
     pad_token_id: int
     beside_training: bool = False
-    """Whether it samples while others train; then each of the two gets half of the free memory."""
+    """Whether it samples while training runs; then each of the two gets half of the free memory."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Taken:
 
     row: Row
     computes: Sequence[Compute] = ()
-    """The passes of each network that trains; without optimisers, those of one that only reads."""
+    """The passes of each network that trains; without optimisers, the passes of a network that only reads."""
     precision: Precision = "float32"
     optimizers: Sequence[Optimizer] = ()
     sampler: Sampler | None = None
@@ -99,7 +99,7 @@ def found_limits(
     Every rank uses the smallest size that any rank found.
 
     Args:
-        other: role of a model that is measured after the stage's first one, and has limits of its own.
+        other: role of a model that is measured after the stage's first model, and has its own limits.
     """
     meter = memory_meter.meter()
     if meter is None:
@@ -119,7 +119,7 @@ def found_limits(
 
 
 def within_memory(job: Job, found: FoundLimits | None) -> Job:
-    """Return the job with its passes limited to the found positions. After memory ran out, the smaller limit holds."""
+    """Return the job with its passes limited to the found positions, or to the smaller limit after memory ran out."""
     if found is None:
         return job
     given = job.work.microbatch_tokens
@@ -130,10 +130,11 @@ def within_memory(job: Job, found: FoundLimits | None) -> Job:
 def sampling_limits(
     limits: PassLimits, found: FoundLimits, *, given: int | None, rows: int | None
 ) -> PassLimits:
-    """Return the limits of what is sampled side by side: what was found for it, or less after memory ran out.
+    """Return the limits of the responses that are sampled together: the found ones, or smaller ones after memory ran
+    out.
 
     Args:
-        limits: of the stage's other passes.
+        limits: limits of the stage's other passes.
         given: ``microbatch_tokens`` before anything was found.
         rows: ``rollout.max_rows``. The stage's ``microbatch_size`` is about passes that train.
     """
@@ -177,12 +178,13 @@ def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
             share=0.5 if beside else 1.0,
             row=row,
         )
-    meter.begin()  # what was measured is no part of the first step's peak
+    meter.begin()  # what was measured does not count in the first step's peak
     return FoundLimits(tokens=tokens, sampled_tokens=sampled)
 
 
 def _most(costs: Callable[[], list[Cost]], room: float, *, share: float, row: Row) -> int:
-    """Return the positions for which the room suffices on every rank; at least those of one row, which cannot be divided.
+    """Return the positions for which the room suffices on every rank, at least those of one row, which cannot be
+    divided.
 
     Args:
         costs: function that measures the cost of passes.

@@ -20,10 +20,10 @@ from vantage.tasks.training import ranks
 BUCKET_ELEMENTS = 2**23
 """Gradients that are sent in one message: 32 MiB of float32."""
 MOST_IN_FLIGHT = 4
-"""Buckets that may be sent at one time, each of which is a copy of its gradients."""
+"""Most buckets that are sent at the same time; each is a copy of its gradients."""
 
 _sent: dict[int, "_Reduction"] = {}
-"""Identity of each parameter whose gradient is sent already, until the optimiser's step."""
+"""Identity of each parameter whose gradient is sent already → its reduction, until the optimiser's step."""
 
 
 def backward(loss: Tensor, network: nn.Module, *, is_last: bool) -> None:

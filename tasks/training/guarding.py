@@ -128,8 +128,9 @@ def ended_early(
 
     Args:
         by_hand: the reason that a person gave; None: nobody asked.
-        was_announced: the step was done as the last one, so whatever ended the stage came before it. A guard that fires at such
-            a step ends nothing: without the person, the stage would have gone on to a later step.
+        was_announced: whether the step was known to be the last before it began, so that the reason came before it. A
+            guard
+            that fires at such a step ends nothing: without the person, the stage would have gone on to a later step.
     """
     if step >= total:
         return None

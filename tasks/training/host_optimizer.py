@@ -1,7 +1,8 @@
-"""AdamW whose moments lie in host memory, and whose updates a CPU computes.
+"""AdamW whose moments are in host memory, and whose updates a CPU computes.
 
-Weights and their gradients are copied to the host one by one, and the updated weights back. On a CPU nothing is copied, and the
-bits are those of torch's fused AdamW; on a GPU they differ from its own by rounding.
+Weights and their gradients are copied to the host one by one, and the updated weights back. On a CPU nothing is copied,
+and the bits are those of torch's fused AdamW. For weights on a GPU, the result differs from the GPU's AdamW by
+rounding.
 """
 
 from collections import defaultdict

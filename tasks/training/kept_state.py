@@ -1,7 +1,7 @@
 """The training state that a finished stage leaves beside its artifact, from which a longer stage goes on.
 
-It is the stage's last checkpoint, with its curves in place of the place in its journal. So it depends on nothing that a clock
-or a machine decides, and equal stages leave equal states. No tensor library is needed to write it.
+It is the stage's last checkpoint, with the curves instead of an offset in the journal. So it does not depend on clocks
+or machines, and equal stages leave equal states. No tensor library is needed to write it.
 """
 
 import json
@@ -20,9 +20,9 @@ CURVES = "curves.jsonl"
 
 
 def write_kept_state(scratch: Path, folder: Path) -> int | None:
-    """Write what a stage that did all its steps has left in ``scratch`` into an empty folder, and return its steps.
+    """Write the training state in ``scratch`` of a stage that did all its steps into an empty folder; return its steps.
 
-    Returns None, and writes nothing, for a stage that stopped before: a longer one would have stopped there too.
+    Returns None, and writes nothing, for a stage that stopped before: a longer stage would have stopped there too.
     """
     found, (step, _) = latest(scratch / CHECKPOINTS), read_committed(scratch)
     if found is None or found.step != step:  # the last checkpoint was damaged
@@ -43,7 +43,7 @@ def write_kept_state(scratch: Path, folder: Path) -> int | None:
 
 
 def kept_checkpoint(folder: Path) -> Checkpoint:
-    """Return what was kept as the checkpoint that it was."""
+    """Return the kept state as a checkpoint."""
     step: int = json.loads((folder / STATE).read_bytes())["step"]
     return Checkpoint(step, 0, folder)
 

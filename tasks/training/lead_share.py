@@ -12,15 +12,16 @@ from vantage.tasks.training.resampling import CONFIDENCES
 def lead_share(after: Tensor, before: Tensor, teacher: Tensor, clusters: Tensor) -> Estimate:
     """Return (mean after − mean before) / (mean teacher − mean before), with Fieller's intervals over prompts.
 
-    All (N,): row i of each is a score of the same prompt, ``clusters`` are the rows' prompts, integers. With g = Σ(after − before)/N,
-    l = Σ(teacher − before)/N, and u, v what the sums of a prompt of m rows differ from m·g and m·l:
+    All (N,): row i of each is a score of the same prompt; ``clusters`` are the rows' prompts, integers. With
+    g = Σ(after − before)/N, l = Σ(teacher − before)/N, and u, v the differences of a prompt's sums over its m rows from
+    m·g, m·l:
 
         variance of g = n/(n − 1) · Σ u² / N², of l with v², covariance with u·v (Cochran, 1977, eq. 6.10, prompts as units)
 
-    The standard error is the linearised one of a ratio. NaN, without error and intervals, where the teacher has no lead.
+    The standard error is the linearised one of a ratio. NaN, without error and intervals, if the teacher has no lead.
 
     Raises:
-        ValueError: no row.
+        ValueError: there are no rows.
     """
     rows = len(after)
     index, sizes = index_of_groups(clusters.cpu(), rows)

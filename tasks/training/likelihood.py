@@ -67,10 +67,11 @@ def accumulate_nll(
     """Add the gradient of ``coef`` times the minibatch's mean token NLL, over this rank's rows, micro-batch by micro-batch.
 
     Args:
-        temperature: temperature of the distribution that learns: 1 for demonstrations. Responses that were sampled at another
-            temperature are learnt at that one. Otherwise the policy would get a little sharper with every iteration, whatever its score.
-        packing: put several rows side by side in a row of a pass; the limits then count rows of a pass.
-        completes: whether the policy's gradient is complete with this minibatch; then the sums over ranks begin.
+        temperature: temperature of the distribution that learns: 1 for demonstrations, and for sampled responses the
+            temperature at which they were sampled. Otherwise the policy would get sharper with every iteration,
+            whatever its score. packing: whether several rows share a row of a pass; the limits then count rows of a
+            pass. completes: whether the policy's gradient is complete with this minibatch; then the sums over ranks
+            begin.
     """
     denominator = int(minibatch.learnt.sum())
     losses = LossSums("nll")

@@ -52,7 +52,7 @@ class CudaMeter:
         return torch.cuda.memory_allocated()
 
     def limit(self) -> int:
-        """Return the GPU's free memory plus this process's own; it is less where other processes compute there too."""
+        """Return the GPU's free memory plus this process's own; it is less if other processes use the GPU too."""
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved()
 

@@ -89,7 +89,7 @@ def pass_costs(
     with _nothing_moved(device):
         try:
             batches = [_alone(row, count, device) for count in (1, 2)]
-            for compute in computes:  # so that all gradients are in memory
+            for compute in computes:  # first run, so that all gradients are in memory
                 _pass(compute, batches[0], precision=precision, meter=meter)
             for compute in computes:
                 pairs = [batches]
@@ -113,11 +113,11 @@ def sampling_cost(
     meter: Meter,
     reserved: int = 0,
 ) -> Cost:
-    """Return the cost of sampling for each position of its cache: the prompt's pass and a token's numbers over the vocabulary,
-    divided by the positions of the row, and keys and values.
+    """Return the cost of sampling for each position of its cache: the prompt's pass and a token's logits, divided by
+    the positions of the row, plus keys and values.
 
     Args:
-        reserved: bytes that other things will take before anything is sampled.
+        reserved: bytes that will be taken otherwise before sampling begins.
     """
 
     def sampled(count: int) -> Measured:

@@ -12,19 +12,19 @@ from vantage.tasks.training import ranks
 
 
 class MetricSums:
-    """Sums and counts by metric name; a mean of micro-batch means would weigh short ones like long ones."""
+    """Sums and counts by metric name; a mean of means would give short micro-batches the weight of long ones."""
 
     def __init__(self) -> None:
         self._sums: dict[str, SumCount] = {}
 
     def add(self, loss: Any, weight: float = 1.0) -> None:
-        """Add every metric of a loss dataclass of ``algorithms``; a weight of 0 adds its name alone."""
+        """Add every metric of a loss dataclass of ``algorithms``; a weight of 0 adds only the metrics' names."""
         for name, found in metrics_of(loss).items():
             metric = found if weight else SumCount(found.sum * 0, found.count * 0)
             self._sums[name] = self._sums[name] + metric if name in self._sums else metric
 
     def means(self) -> dict[str, float]:
-        """Return the mean, over all ranks, of each metric of which anything was counted."""
+        """Return the mean over all ranks of each metric with a count above 0."""
         sums = [ranks.total(metric.sum) for metric in self._sums.values()]
         counts = [ranks.total(metric.count) for metric in self._sums.values()]
         numbers = read_together([*sums, *counts])
@@ -33,10 +33,10 @@ class MetricSums:
 
 
 class LossSums:
-    """Losses of a minibatch by name, added up over its micro-batches in float64 where they are, and read once."""
+    """Losses of a minibatch by name, added up over its micro-batches in float64 on their device, and read once."""
 
     def __init__(self, *names: str) -> None:
-        """Begin the sums. ``names``: names of losses that are 0 if nothing is added."""
+        """Begin the sums; ``names``: names of losses that are 0 if nothing is added."""
         self._sums: dict[str, Tensor | float] = dict.fromkeys(names, 0.0)
 
     def add(self, name: str, loss: Tensor, weight: float = 1.0) -> None:
@@ -50,7 +50,7 @@ class LossSums:
 
 
 def read_together(numbers: Iterable[Tensor | float]) -> list[float]:
-    """Return 0-d tensors of one device as Python numbers: a GPU is waited for once, not for each."""
+    """Return 0-d tensors of one device as Python numbers, waiting only once for a GPU."""
     given = list(numbers)
     tensors = [each.double() for each in given if isinstance(each, Tensor)]
     read = iter(torch.stack(tensors).tolist() if tensors else ())

@@ -41,9 +41,9 @@ class Written:
     """Facts about a written policy that its artifact records."""
 
     base: str | None
-    """Content digest of the base model of its adapters; None: the whole policy was written."""
+    """Content digest of the base model of the adapters; None: the whole policy was written."""
     same_as_base: bool
-    """Whether its adapters change nothing."""
+    """Whether the adapters change nothing."""
 
 
 def placed(
@@ -58,7 +58,8 @@ def placed(
 
     Args:
         precision: arithmetic of the network's passes; sharded float32 weights are gathered in this type.
-        offload: whether its weights stay in host memory and visit the device inside ``on_device``; only of a frozen network.
+        offload: whether the weights stay in host memory and are copied to the device inside ``on_device``; only for a
+            frozen network.
     """
     if offload:
         return offloaded(build(), device)
@@ -69,7 +70,7 @@ def placed(
     model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
     gathered = torch.bfloat16 if precision == "bfloat16" and model.dtype == torch.float32 else None
     is_saved_whole = not has_adapters(network) and any(each.requires_grad for each in network.parameters())
-    if gathered is not None and not is_saved_whole:  # only then no saved file contains the frozen weights
+    if gathered is not None and not is_saved_whole:  # only then are frozen weights in no saved file
         hold_frozen_in(model, gathered)
     methods = ("next_logits",) if isinstance(network, PolicyModel) else ()
     shard(network, device=device, methods=methods, gathered=gathered)
@@ -128,7 +129,7 @@ def fixed_policy(
     """Return a policy that is not trained.
 
     Args:
-        kept_as: its name in ``resources.offload``; None: the role.
+        kept_as: name of the policy in ``resources.offload``; None: the role.
     """
     policy = placed(
         lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")),

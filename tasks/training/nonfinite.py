@@ -1,4 +1,4 @@
-"""Treat losses and gradients that are not finite: the first ones cost their optimiser step, a later one ends the stage.
+"""Treat losses and gradients that are not finite: the first ones cost their optimiser steps, later ones end the stage.
 
 A stage's process has one ``Tolerance``, so any code that computes a loss or a gradient can report to it. Without one,
 nothing is tolerated.
@@ -34,7 +34,7 @@ class Tolerance:
     def __init__(self, scratch: Path, *, allowed: int) -> None:
         """
         Args:
-            scratch: the stage's folder, into which the batch of a step that is not tolerated is written.
+            scratch: the stage's folder, to which the batch of a step that is not tolerated is written.
             allowed: number of steps of the loop that are tolerated.
         """
         self._scratch, self._allowed = scratch, allowed

@@ -1,6 +1,6 @@
-"""Frozen networks whose weights lie in host memory and visit the device for their passes.
+"""Frozen networks whose weights are in host memory, and are copied to the device for their passes.
 
-The bits are those of a network that stays: weights are copied, never computed. Nothing is copied back, since nothing trains.
+The results have the same bits as those of a network on the device. Nothing is copied back, since nothing trains.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ class HostWeights:
     """The weights of one network, in host memory."""
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
-        """Give the network weights of its own in host memory, and put its buffers on the device.
+        """Give the network its own weights in host memory, and put its buffers on the device.
 
         Raises:
-            ValueError: a weight is held in another form than a plain tensor, as in 4 bits.
+            ValueError: a weight has another form than a plain tensor, such as 4 bits.
         """
         self._device = device
         self._visits = 0
@@ -44,7 +44,7 @@ class HostWeights:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Have the weights on the device inside the block; blocks may be nested."""
+        """Keep the weights on the device inside the block; blocks may be nested."""
         self._visits += 1
         try:
             if self._visits == 1:
@@ -65,14 +65,14 @@ _offloaded: "WeakKeyDictionary[nn.Module, HostWeights]" = WeakKeyDictionary()
 
 
 def offloaded(network: Network, device: torch.device) -> Network:
-    """Return the frozen network, whose weights visit the device inside ``on_device`` alone."""
+    """Return the frozen network, whose weights are on the device only inside ``on_device``."""
     _offloaded[network] = HostWeights(network, device)
     return network
 
 
 @contextmanager
 def on_device(network: nn.Module) -> Iterator[None]:
-    """Have the network's weights on its device inside the block; those of a network that is not offloaded are there anyway."""
+    """Keep the network's weights on its device inside the block; does nothing for a network that is not offloaded."""
     weights = _offloaded.get(network)
     if weights is None:
         yield
@@ -82,11 +82,11 @@ def on_device(network: nn.Module) -> Iterator[None]:
 
 
 def on(device: torch.device, weight: Tensor) -> Tensor:
-    """Return a weight of host memory on the device; the copy is made in the order of the device's work."""
+    """Return a copy of a weight from host memory on the device; the copy is queued with the device's other work."""
     return weight.to(device, non_blocking=True)
 
 
 def _in_host(weight: Tensor, device: torch.device) -> Tensor:
-    """Return a weight in host memory; for a GPU in locked pages, from which copies are fast."""
+    """Return a weight in host memory; for a GPU in pinned pages, from which copies are fast."""
     in_host = weight.detach().cpu()
     return in_host.pin_memory() if device.type == "cuda" else in_host

@@ -26,7 +26,7 @@ def training_device() -> torch.device:
 
 
 def optimizer_of(module: nn.Module, work: Training) -> torch.optim.Optimizer:
-    """Return the optimiser of the module as the stage asks for it."""
+    """Return an optimiser of the module with the stage's settings."""
     return make_optimizer(
         module,
         weight_decay=work.weight_decay,
@@ -46,7 +46,7 @@ def make_optimizer(
 
     Args:
         states: type of the two moments.
-        in_host: whether the moments lie in host memory and a CPU computes the updates; only in float32.
+        in_host: whether the moments are in host memory and a CPU computes the updates; only in float32.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
@@ -92,13 +92,13 @@ def update_weights(
 
     Args:
         peak: highest learning rate; None: ``work.learning_rate``.
-        warmup_steps: None: ``work.warmup_steps``.
+        warmup_steps: steps of the warm-up; None: ``work.warmup_steps``.
 
     Returns:
         ``grad_norm`` (before clipping) and ``learning_rate``.
 
     Raises:
-        TrainingDiverged: the gradient is not finite, and that is not tolerated; weights and optimiser are as they were.
+        TrainingDiverged: the gradient is not finite, and that is not tolerated; weights and optimiser are unchanged.
     """
     peak = work.learning_rate if peak is None else peak
     learning_rate = learning_rate_at(
@@ -117,7 +117,7 @@ def take_step(
 ) -> float:
     """Add the ranks' gradients, clip the sum to ``max_grad_norm`` (L2), step, and clear it; returns the norm before.
 
-    If the norm is not finite, the step is left out: weights and optimiser stay as they were.
+    If the norm is not finite, the step is left out: weights and optimiser stay unchanged.
 
     Raises:
         TrainingDiverged: the norm is not finite, and that is not tolerated.
@@ -139,8 +139,8 @@ def take_step(
 def frozen_dtype(precision: Precision) -> torch.dtype:
     """Return the type of a reward's models.
 
-    Not a reference: its embeddings and norms would compute in bfloat16 where autocast leaves the policy's in float32,
-    and equal weights would give different results.
+    A reference does not get this type: its embeddings and norms would compute in bfloat16, but autocast leaves those of
+    the policy in float32, so equal weights would give different results.
     """
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 

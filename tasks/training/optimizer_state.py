@@ -1,4 +1,5 @@
-"""Layout of an optimiser's state that is not that of AdamW: which tensors it keeps of a parameter, and how large they are."""
+"""Layout of the state of optimisers other than AdamW: which tensors they keep for a parameter, and how large these
+are."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable

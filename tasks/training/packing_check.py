@@ -1,4 +1,4 @@
-"""Check that a model keeps texts apart that are packed into one row of a pass."""
+"""Check that a model separates texts that are packed into one row of a pass."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from vantage.models.sequences import Sequences, collate
 from vantage.tasks.data.examples import Completions
 
 _TRIED_TOKENS = 16
-"""Number of tokens in each of the two rows with which a model is tried."""
+"""Number of tokens in each of the two rows with which a model is checked."""
 
 
 @torch.no_grad()
@@ -18,7 +18,7 @@ def check_boundaries(policy: PolicyModel, examples: Completions) -> None:
     """Check with two examples whether the model reads each as if it were alone.
 
     Raises:
-        ValueError: it does not, so the stage cannot use packing.
+        ValueError: the model does not, so the stage cannot use packing.
     """
     first, second = (_tokens(examples, index) for index in (0, len(examples) - 1))
     packed = pack(_as_sequences(policy, first, second), [[0, 1]])

@@ -33,9 +33,9 @@ class Pass:
 
     rows: list[int]
     weight: float = 1.0
-    """Factor of the pass's results; 0 for a pass that only keeps step with the other ranks."""
+    """Factor of the pass's results; 0 for a pass that only keeps in step with the other ranks."""
     done: int = 0
-    """Number of rows of the batch, over all ranks, that are computed before this pass, about."""
+    """Approximate number of rows of the batch, over all ranks, that are computed before this pass."""
     layout: list[list[int]] | None = None
     """Groups of rows, by their places in ``rows``, that share a row of the pass; None: no rows share one."""
     cuts: Cuts | None = None
@@ -74,15 +74,16 @@ def passes(
         lengths: tokens of each row's longest sequence.
         limits: the largest size of a pass.
         sequences: number of sequences that go through the model for each row: 2 for a pair, and so on.
-        is_divided: the caller divides each pass by ``laid_out``, so rows are only cut by the limits.
+        is_divided: whether the caller divides each pass by ``laid_out``, so that rows are only cut by the limits.
     """
     yield from _told(_cut_by_length(lengths, limits, sequences=sequences, is_divided=is_divided))
 
 
 def passes_of(batch: Sequences, limits: PassLimits) -> Iterator[Pass]:
-    """Yield passes over a batch of sequences; where several share a prompt, and it costs less, a pass reads each prompt once.
+    """Yield passes over a batch of sequences. If several share a prompt, and it costs less, a pass reads each prompt
+    once.
 
-    All responses to a prompt are on one rank then.
+    Then all responses to a prompt are on one rank.
     """
     totals = batch.known.totals
     by_length = _cut_by_length(totals, limits)
@@ -100,7 +101,7 @@ class _Plan:
 
     of_ranks: list[list[tuple[Pass, int]]]
     cost: int
-    """Positions of the rank that has most."""
+    """Positions of the rank with the most positions."""
 
 
 def _cut_by_length(
@@ -152,7 +153,7 @@ def packed_passes(lengths: Sequence[int], limits: PassLimits) -> Iterator[Pass]:
     """Yield passes with several rows of the batch packed into each row of a pass, which is as long as the longest.
 
     Args:
-        limits: the largest number of rows of a pass, each of which may contain several of the batch, and of their positions.
+        limits: largest number of rows of a pass, each of which may contain several rows of the batch, and of positions.
     """
     of_ranks = []
     longest = max(lengths)
@@ -195,8 +196,8 @@ def _told(plan: _Plan) -> Iterator[Pass]:
 def laid_out(sequences: Sequences, limits: PassLimits) -> Sequences:
     """Return sequences of one pass, laid out in the cheapest parts, with each prompt once where that costs less.
 
-    All parts together keep as much for the backward pass as one padded pass at most. Sharded weights are gathered by all ranks
-    in each pass, so there the sequences stay in one pass.
+    All parts together keep at most as much for the backward pass as one padded pass. With sharded weights, which all
+    ranks gather in each pass, the sequences stay in one pass.
     """
     nonfinite.remember(sequences)
     if ranks.are_sharded():

@@ -1,7 +1,7 @@
-"""Measure where the seconds of a step go: each phase that a stage reports lasts until the next one.
+"""Measure the seconds of each phase of a step: each phase that a stage reports lasts until the next one.
 
-A GPU computes what it was given while Python goes on, so the last operations of a phase may count for the next one, in which
-Python waits for them.
+A GPU works asynchronously, so the last operations of a phase may count for the next phase, in which Python waits for
+them.
 """
 
 import time
@@ -33,12 +33,12 @@ class PhaseSeconds:
     """Sums the seconds of each group of phases."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with a step. ``clock`` returns seconds."""
+        """Begin with a step; ``clock`` returns seconds."""
         self._clock = clock
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was measured, and begin again."""
+        """Reset the measurements, and begin again."""
         self._now, self._since = OTHER, self._clock()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -70,4 +70,4 @@ class PhaseSeconds:
 
 
 of_process = PhaseSeconds()
-"""Seconds of the stage that this process does."""
+"""Seconds of this process's stage."""

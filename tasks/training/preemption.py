@@ -1,8 +1,8 @@
-"""A request to stop, which a stage notices between two steps and answers by saving its state.
+"""Requests to stop, which a stage notices between two steps and answers by saving its state.
 
-A preempted stage writes a checkpoint and raises ``Preempted``; its process then ends with the exit code that
-means "resume me". A stage that never asks is killed when its time of grace is over and goes on from the
-checkpoint before. Sampling may take longer than that, and changes nothing that has to be saved: there the request
+A preempted stage writes a checkpoint and raises ``Preempted``; its process then ends with the exit code that means
+"resume me". A stage that does not check for requests is killed after its grace period, and goes on from the checkpoint
+before. Sampling may take longer than the grace period, and changes nothing that has to be saved, so there the request
 is noticed at once.
 """
 
@@ -25,11 +25,11 @@ class Preempted(Exception):
 
 
 class TimeIsUp(Preempted):
-    """The stage has had the time that its recipe gives it; it saved its state and can be resumed from there."""
+    """The stage has used the time that its recipe allows; it saved its state and can be resumed from there."""
 
 
 class Requested(BaseException):
-    """The request itself, raised where it arrives. It is not an Exception, so that no error handler catches it."""
+    """The request itself, raised when it arrives. It is not an Exception, so that no error handler catches it."""
 
 
 def requested() -> bool:
@@ -103,7 +103,8 @@ def at_once() -> Iterator[None]:
 
 
 def heed() -> None:
-    """Raise ``Requested`` inside ``at_once`` once more where the first one was lost: asyncio logs what its callbacks raise, and goes on."""
+    """Raise ``Requested`` inside ``at_once`` again if the first one was lost: asyncio only logs errors of its
+    callbacks."""
     if _is_inside and _signals_received:
         raise Requested
 

@@ -21,7 +21,7 @@ from vantage.tasks.training.phase_seconds import of_process
 from vantage.tasks.training.writer import writes_files
 
 RUNNING = "running"
-"""Phase of a stage between the phases that it names."""
+"""Name of the phase while a stage reports no other phase."""
 
 SECONDS_BETWEEN_SHOWS = 0.2
 SECONDS_OF_PACE, STEPS_OF_PACE = 60.0, 10
@@ -35,20 +35,20 @@ class StageProgress(Frozen):
     """Present phase: ``running``, ``sampling``, ``scoring``, ``updating`` …"""
     phase_done: int = 0
     phase_total: int = 0
-    """Completed part and size of the phase; both 0 where they are not counted."""
+    """Size of the phase, of which ``phase_done`` is completed; both are 0 if they are not counted."""
     phase_note: str = ""
     """Detail that changes while ``phase_done`` does not: ``token 37 of 72``."""
     pass_rows: int | None = None
     """Rows of the newest pass; if memory ran out, that pass needed it. A pass of one row cannot be divided."""
     pass_tokens: int | None = None
-    """Positions of that pass, counted like ``microbatch_tokens``."""
+    """Positions of the newest pass, counted like ``microbatch_tokens``."""
     step: int
     total: int
     """Last step of the stage, as far as it is known."""
     metrics: dict[str, float | None]
-    """The newest metrics; None where one is undefined (or not finite)."""
+    """The newest metrics; None for one that is undefined (or not finite)."""
     headline: str | None = None
-    """The name of the one metric to show where there is room for one."""
+    """Name of the metric to show if there is room for only one."""
     tokens_per_second: float | None = None
     seconds_left: float | None = None
     """Estimate until ``total``, from the newest steps; None before the first step and after the last."""
@@ -143,7 +143,7 @@ class Progress:
         self._report = self._report.model_copy(update={"firings": firings})
 
     def notice(self, text: str) -> None:
-        """Report something that a person should know about the stage."""
+        """Report a sentence about the stage for a person."""
         self._report = self._report.model_copy(update={"notices": (*self._report.notices, text)})
         self._show_soon()
 
@@ -213,8 +213,8 @@ class Pace:
             marks.popleft()
 
     def seconds_left(self, step: int, total: int, now: float) -> float | None:
-        """Return seconds from ``now`` to step ``total``; None if no step has been measured, none is left, or the last one takes longer
-        than those before it: nothing tells how much longer.
+        """Return seconds from ``now`` to step ``total``. None if no step has been measured, if none is left, or if the
+        last step already takes longer than those before it, so that its end cannot be estimated.
         """
         if len(self._marks) < 2 or step >= total:
             return None
@@ -266,7 +266,7 @@ def within(name: str) -> Iterator[None]:
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """Report the phases inside this block by their own names, also within ``within``: they belong to the step."""
+    """Report the phases inside this block by their own names, even within ``within``, since they belong to the step."""
     global _within
     around, _within = _within, ""
     try:

@@ -1,9 +1,9 @@
 """The processes (ranks) that do one stage together; with one process, every function here is the identity.
 
-Every rank holds all rows of a batch or rollout, and decides everything by itself from the same numbers. Only what is
-expensive is shared out: forward and backward passes (``passes``), sampling, scoring. What a rank finds for a row is put in
-its place of a tensor of zeros, and the sum over ranks is the whole. Losses are divided by
-the denominators of the whole minibatch, so the ranks' gradients add up to that of one process.
+Every rank holds all rows of a batch or rollout, and decides everything by itself from the same numbers. Only expensive
+work is divided: forward and backward passes (``passes``), sampling, scoring. A rank puts its results for rows into a
+tensor of zeros, and the sum over ranks has all results. Losses are divided by the denominators of the whole minibatch,
+so the ranks' gradients add up to that of one process.
 
 Every function that communicates is called by all ranks, in the same order.
 """
@@ -33,11 +33,11 @@ def patience(hang_seconds: float | None) -> timedelta:
 def join(*, hang_seconds: float | None, sharded: bool = False, rendezvous: str = "env://") -> None:
     """Become one of the ranks that the environment describes (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …).
 
-    One GPU for each rank and NCCL where there are GPUs; else CPUs and gloo. A process group that the launcher has begun
+    With GPUs, each rank has one, and NCCL is used; otherwise CPUs and gloo. A process group that the launcher has begun
     (Ray Train) is used as it is.
 
     Args:
-        hang_seconds: of the stage; see ``patience``.
+        hang_seconds: the stage's limit; see ``patience``.
         sharded: whether each rank holds a part of every network (FSDP2), and not all of it.
         rendezvous: where the ranks meet, as ``torch.distributed`` takes it.
     """
@@ -81,7 +81,7 @@ def are_sharded() -> bool:
 
 
 def rank() -> int:
-    """Return the number of this process among them, from 0."""
+    """Return the number of this process among the ranks, from 0."""
     return distributed.get_rank() if world_size() > 1 else 0
 
 
@@ -100,18 +100,18 @@ def total(value: Summed) -> Summed:
 
 
 def any_rank(flag: bool) -> bool:
-    """Return whether the answer is yes on any rank."""
+    """Return whether the flag is True on any rank."""
     return total(int(flag)) > 0
 
 
 def any_of(*flags: bool) -> list[bool]:
-    """Return for each of several questions whether the answer is yes on any rank, with one message for all of them."""
+    """Return for each flag whether it is True on any rank, with one message for all of them."""
     asked = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
     return [count > 0 for count in total(asked).tolist()]
 
 
 def agreed(value: Agreed) -> Agreed:
-    """Return the first rank's number, on all ranks: decisions of a loop must not differ by a rounding."""
+    """Return the first rank's number on all ranks, so that decisions of a loop do not differ by rounding."""
     if world_size() == 1:
         return value
     first = _tensor(value).clone()
@@ -140,7 +140,7 @@ def least(value: Agreed) -> Agreed:
 
 
 def wait() -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has called this."""
     if world_size() > 1:
         distributed.barrier()
 
@@ -149,7 +149,7 @@ def separate_wait(hang_seconds: float | None) -> Callable[[], None]:
     """Return a function that waits until every rank has called it, in one thread of each, while other threads send messages too.
 
     Args:
-        hang_seconds: of the stage; see ``patience``.
+        hang_seconds: the stage's limit; see ``patience``.
     """
     group = distributed.new_group(backend="gloo", timeout=patience(hang_seconds))
     return lambda: distributed.barrier(group=group)

@@ -23,9 +23,9 @@ _MOST_WEIGHTS = 2_000_000
 def bootstrapped(statistic: Statistic, clusters: Tensor, *, seed: int) -> Estimate:
     """Return the statistic of all rows, with its standard deviation over resampled prompts.
 
-    Prompts are drawn with replacement, each with all of its rows, and of a comparison with the rows of both models: a
-    paired bootstrap (Efron and Tibshirani, 1993, ch. 13). The same seed gives the same numbers. Where a resample leaves
-    the statistic undefined there is no error.
+    Prompts are drawn with replacement, each with all of its rows, in a comparison with the rows of both models: a
+    paired bootstrap (Efron and Tibshirani, 1993, ch. 13). The same seed gives the same numbers. If the statistic is
+    undefined for a resample, there is no standard error.
 
     Args:
         clusters: (N,) integers, the rows' prompts.
@@ -47,14 +47,14 @@ def bootstrapped_size(gaps: Statistic, clusters: Tensor, *, seed: int) -> Estima
     """Return Σ_b |gap_b| of all rows, with its intervals over resampled prompts.
 
     A resample with equal prompts has no information on those that were not drawn. So each drawn prompt has the opposite
-    outcome with a chance of 2/(n + 4), n prompts: as if two of four more had had it (Agresti and Coull, 1998).
+    outcome with a chance of 2/(n + 4), n prompts: as if two of four further prompts had it (Agresti and Coull, 1998).
 
     With ‖·‖ the sum of sizes, g the gaps of all rows and g* those of a resample, the upper end of an interval is a quantile
     of ‖g*‖: noise makes ‖g‖ too large, and ‖g*‖ more so. The lower end is ‖g‖ less a quantile of ‖g* − g‖, at least 0: by
     the triangle inequality the true size is not below it where g* − g is spread like g less the truth.
 
     Args:
-        gaps: weights of the rows, and behind them of the same rows with the opposite outcome (R,2N) → gaps (R,B).
+        gaps: weights (R,2N) of the rows, followed by those of the same rows with the opposite outcome → gaps (R,B).
         clusters: (N,) integers, the rows' prompts.
 
     Raises:
@@ -84,7 +84,7 @@ def bootstrapped_size(gaps: Statistic, clusters: Tensor, *, seed: int) -> Estima
 
 
 def _places(clusters: Tensor) -> tuple[Tensor, int]:
-    """Return the place of each row's prompt (N,), from 0 on, and the number of prompts."""
+    """Return the index of each row's prompt (N,), from 0 on, and the number of prompts."""
     if not len(clusters):
         raise ValueError("there is no row to resample; give one or more")
     index, sizes = index_of_groups(clusters.cpu(), len(clusters))

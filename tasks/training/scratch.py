@@ -1,4 +1,4 @@
-"""Files in a stage's scratch folder: written by the stage, and read by those who watch it."""
+"""Files in a stage's scratch folder: the stage writes them, and its observers read them."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -20,19 +20,19 @@ FINISH = "finish.json"
 ANSWERS = "answers.jsonl"
 """Answers of judges and reward servers."""
 BEGUN_ANSWERS = "begun_answers.jsonl"
-"""Such answers whose scores nobody has read yet."""
+"""Answers of judges and reward servers whose scores nobody has read yet."""
 DIVERGED_BATCH, DIVERGED_FACTS = "diverged.safetensors", "diverged.json"
 _COMMITTED = "committed.json"
 _FOUND = "found_limits.json"
 FETCHED = "fetched"
-"""Folder of a registered model, fetched by the process that orders the run for the step that imports it."""
+"""Folder of a registered model, which the run's own process fetches for the step that imports it."""
 
 REPORTS = (PROGRESS, JOURNAL, _COMMITTED, WATCHED)
 """Files that observers of an attempt read."""
 
 RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND, FINISH, BEGUN_ANSWERS, ANSWERS)
-"""Files from which the next attempt resumes, on any machine, in the order in which they are copied: an answer that is read moves from
-the last but one to the last, and must be in one of both."""
+"""Files from which the next attempt resumes, on any machine, in the order in which they are copied. An answer that is
+read moves from the last file but one to the last, and must be in one of both."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]
 
@@ -45,7 +45,7 @@ class Committed(Frozen):
 
 
 def write_committed(scratch: Path, *, step: int, journal_offset: int) -> None:
-    """Record up to where the journal is final, after a checkpoint of ``step`` was committed."""
+    """Record the offset up to which the journal is final, after a checkpoint of ``step`` was committed."""
     committed = Committed(step=step, journal_offset=journal_offset)
     replace_file_unsynced(scratch / _COMMITTED, committed.model_dump_json().encode())
 
@@ -73,7 +73,7 @@ def write_found(scratch: Path, limits: FoundLimits, *, device: str, other: str |
     """Remember limits for a device, so that the next attempt on it computes the same passes.
 
     Args:
-        other: role of a model whose limits are added to those of the stage's first one; None: they are the first one's.
+        other: role of a model whose limits are added to those of the stage's first model; None: the first model.
     """
     found = _Found(device=device, limits=limits)
     if other is not None:
@@ -87,7 +87,7 @@ def read_found(scratch: Path, *, device: str | None = None, other: str | None = 
     """Return the limits that an attempt found, on ``device`` (None: any); None: there are none.
 
     Args:
-        other: role of another model than the first one that the stage measured.
+        other: role of a further model that the stage measured; None: the first model.
     """
     found = _read(scratch)
     if found is None or device not in (None, found.device):

@@ -29,7 +29,7 @@ class FirstResponses:
 
 @dataclass(frozen=True)
 class WatchedSoFar:
-    """Observations of a watch: the responses that its judge scored best, and how long ago that was."""
+    """Observations of a watch: its judge's best measurement, and the changes since."""
 
     judged: tuple[float, ...] = ()
     """The judge's score of each response at its best measurement."""
@@ -40,7 +40,8 @@ class WatchedSoFar:
     worse: int = 0
     """Measurements in a row at which the judge's score had fallen since then, whatever the reward did."""
     first: FirstResponses = field(default_factory=FirstResponses, metadata=ADDED_LATER)
-    """Responses of the first measurement's policy; empty where it is not compared, or an earlier version kept none."""
+    """Responses of the policy at the first measurement; empty if they are not compared, or an earlier version kept
+    none."""
     agreement: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
     """The agreement of reward and judge at the first measurement: value, and low and high end of its 95 % interval. Empty if it is
     undefined, the judge compares policies, or an earlier version measured none."""
@@ -59,7 +60,7 @@ class BestSoFar:
     watched: WatchedSoFar = field(default_factory=WatchedSoFar, metadata=ADDED_LATER)
     """Observations of the watch."""
     first_scores: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
-    """Scores of the first measurement's responses; empty if it was made by a version that kept none."""
+    """Scores of the responses at the first measurement; empty if an earlier version kept none."""
 
 
 def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> State:

@@ -51,7 +51,7 @@ def peak_memory() -> float:
 
 
 def pass_metrics() -> dict[str, float]:
-    """Return metrics of the passes since the last step, on all ranks, without those of work that no rank did."""
+    """Return metrics of the passes since the last step over all ranks, without those of passes that no rank made."""
     counts, graphs = taken_counts(), taken_graphs()
     of_ranks = ranks.total(torch.tensor([float(each) for each in vars(counts).values()], dtype=torch.float64))
     of = dict(zip(vars(counts), of_ranks.tolist(), strict=True))

@@ -9,7 +9,7 @@ from vantage.tasks.training.scratch import FINISH, WATCHED
 
 
 class FinishRequest(Frozen):
-    """A person's request to end a stage with the result that it has."""
+    """A person's request to end a stage with its present result."""
 
     run_id: str
     """The run that the person meant: another run with the same stage does all steps."""
@@ -17,7 +17,7 @@ class FinishRequest(Frozen):
 
 
 def write_watched(scratch: Path, watched: Watched) -> None:
-    """Show the observers of the stage what its guards have seen."""
+    """Write the guards' observations for observers of the stage."""
     replace_file_unsynced(scratch / WATCHED, watched.model_dump_json().encode())
 
 
@@ -30,7 +30,7 @@ def read_watched(scratch: Path) -> Watched:
 
 
 def ask_to_finish(scratch: Path, *, run_id: str, reason: str) -> None:
-    """Ask the run's stage that works in this folder to end with the result that it has."""
+    """Ask the run's stage that works in this folder to end with its present result."""
     asked = FinishRequest(run_id=run_id, reason=reason)
     replace_file_unsynced(scratch / FINISH, asked.model_dump_json().encode())
 

@@ -34,7 +34,8 @@ from vantage.tasks.training.seeds import derive_seed, stage_seed
 
 @dataclass(frozen=True)
 class CriticReads:
-    """The predictions of a critic about a rollout; None without a critic, and where it was not asked for."""
+    """The predictions of a critic about a rollout; None without a critic, and for predictions that were not asked
+    for."""
 
     values: Tensor | None
     """(B,T)."""
@@ -52,7 +53,7 @@ class ActorCritic:
     models: RolloutModels
     """Models of the rollout, with the policy that is trained."""
     critic: ScalarModel | None
-    """Critic that is a network of its own; None: there is none."""
+    """Critic that is a separate network; None: there is none."""
     modules: dict[str, nn.Module]
     """The module that each optimiser trains, by its name in checkpoints."""
     optimizers: dict[str, torch.optim.Optimizer]
@@ -60,7 +61,7 @@ class ActorCritic:
 
     @property
     def critic_learns(self) -> bool:
-        """Return whether a critic that is a network of its own is trained, and not only read."""
+        """Return whether a critic that is a separate network is trained, and not only read."""
         return "critic" in self.modules
 
     @property
@@ -101,7 +102,8 @@ class ActorCritic:
         return CriticReads(old_values, final_values, disagreement)
 
     def values_and_final(self, rollout: Rollout) -> tuple[Tensor | None, Tensor | None]:
-        """Return these values, and the value (B,) of each whole response, which is used for cut-off responses."""
+        """Return the result of ``values``, and the value (B,) of each whole response, which is used for cut-off
+        responses."""
         if self.critic is None:
             return rollout.values, rollout.final_values
         return rollout_values_and_final(self.critic, rollout.sequences, self.models)

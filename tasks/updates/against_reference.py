@@ -1,4 +1,4 @@
-"""A policy that learns responses beside the reference that it is compared with."""
+"""A policy that learns responses, beside its reference."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,8 @@ from vantage.tasks.training.optimization import Precision, autocast
 class Models:
     """The policy that learns, its reference (None: the loss reads none), and the temperature of both distributions.
 
-    The temperature is the one that the policy is sampled at: what learns the pairs is the distribution that will
-    answer. The paper has 1.
+    The temperature is the one at which the policy is sampled, so that the distribution that will answer learns the
+    pairs. The paper has 1.
     """
 
     policy: PolicyModel
@@ -29,9 +29,11 @@ class Models:
 
 
 def both_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> tuple[Tensor, Tensor | None]:
-    """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have a gradient.
+    """Return the policy's and the reference's log-probabilities (n,T) of any responses, in nats; only the policy's have
+    a gradient.
 
-    The reference is computed first: an offloaded one has left the device again before the policy keeps tensors for its backward pass.
+    The reference computes first: if it is offloaded, it has left the device before the policy keeps tensors for its
+    backward pass.
     """
     of_reference = None
     with autocast(precision, batch.input_ids.device):
@@ -46,7 +48,7 @@ def refuse_another_tokenizer(job: StageJob[Any], *, reference: str | None, init:
     """Refuse a reference that reads other tokens than the policy.
 
     Raises:
-        TokenizersDiffer: it does. ``reference``, ``init``: their names in the recipe.
+        TokenizersDiffer: the reference has another tokenizer; ``reference`` and ``init`` are the names in the recipe.
     """
     if tokenizer_digest(job.inputs["reference"]) != tokenizer_digest(job.inputs["init"]):
         raise TokenizersDiffer(

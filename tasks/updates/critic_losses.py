@@ -1,4 +1,4 @@
-"""Compute what a critic learns from its targets, by the form of its head."""
+"""Compute the loss of a critic from its targets, by the form of its head."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from vantage.schemas.recipe.critic_head import CriticHead
 
 
 def predictions(critic: ScalarModel, sequences: Sequences, head: CriticHead) -> Tensor:
-    """Return what the critic's loss reads: values (B,T), or all outputs (B,T,N) of a head with several; in float32."""
+    """Return the inputs of the critic's loss: values (B,T), or all outputs (B,T,N) of a head with several; in
+    float32."""
     read = values if head.is_scalar else outputs
     return read(critic, sequences).float()
 

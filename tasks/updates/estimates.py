@@ -1,4 +1,4 @@
-"""Compute what a rollout's updates learn from: advantages for the policy, targets for the critic."""
+"""Compute a rollout's advantages for the policy, and targets for the critic."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class Estimates:
     advantages: Tensor
     """(B,T)."""
     policy_mask: Tensor
-    """(B,T): the tokens that the policy learns from."""
+    """(B,T): the tokens from which the policy learns."""
     is_positive: Tensor
     """(B,): the positive responses, which the positive-example loss imitates."""
     old_values: Tensor | None = None
@@ -61,7 +61,7 @@ class Estimates:
     disagreement: Tensor | None = None
     """(B,T): standard deviation over the values of the critic, if it is an ensemble."""
     advantage_weights: Tensor | None = None
-    """(B,T): weights of the normalised advantages by this disagreement, if the switches ask for them."""
+    """(B,T): weights of the normalised advantages by ``disagreement``, if the switches ask for them."""
     shards: Tensor | None = None
     """(B,): the number of the ensemble's head that learns from each response."""
 
@@ -79,7 +79,7 @@ def estimate(
     disagreement: Tensor | None = None,
     positive_verifier: VerifierFunction | None = None,
 ) -> Estimates:
-    """Return everything that the updates of one rollout learn from.
+    """Return everything from which the updates of one rollout learn.
 
     Args:
         old_values: (B,T), values of the critic; for ``advantage: gae``.
@@ -87,8 +87,7 @@ def estimate(
             responses.
         greedy_scores: (B,), scaled scores of the greedy responses to the same prompts; for ``greedy_baseline``.
         prompt_baselines: (B,), baselines of the prompts, in units of the scaled scores; for ``reference_mean``,
-        ``optimal_value``
-            and ``tracked_mean``.
+            ``optimal_value`` and ``tracked_mean``.
         critic_was_used: whether the previous rollout used the critic; for ``critic_ev_hysteresis``.
         weight: weight of the critic in the advantages; None: from the explained variance of these values.
         disagreement: (B,T), standard deviation over the values of an ensemble.
@@ -167,7 +166,8 @@ def _explained_variance(rollout: Rollout, algorithm: Algorithm, values: Tensor) 
 
 
 def _ends(rollout: Rollout, algorithm: Algorithm, final_values: Tensor | None) -> Tensor | None:
-    """Return the value after the last token (B,): the critic's for a cut-off response, 0 for one that ended."""
+    """Return the value after the last token (B,): the critic's value for a cut-off response, 0 for a response that
+    ended."""
     if not algorithm.bootstrap_truncated:
         return None
     assert final_values is not None
@@ -228,8 +228,7 @@ def _advantages(
 
 
 def _above_others(scores: Tensor, algorithm: Algorithm, prompt_baselines: Tensor | None) -> Tensor:
-    """Return whole responses' scores less KL (B,), less the scores of other responses to the prompt, from this rollout or
-    before."""
+    """Return whole responses' scores less KL (B,), less the scores of other responses to the prompt, old or new."""
     if algorithm.advantage in GROUPED:
         groups = torch.arange(len(scores), device=scores.device) // algorithm.samples_per_prompt
         return _AGAINST_THE_GROUP[algorithm.advantage](scores, groups)
@@ -246,7 +245,8 @@ def _above_others_each(scores: Scores, algorithm: Algorithm) -> Tensor:
 
 
 def own_advantages(estimates: Estimates, rows: Tensor, algorithm: Algorithm) -> Tensor:
-    """Return the advantages (b,T) of the minibatch of these rows as its loss has them, before any weight of another sampler."""
+    """Return the advantages (b,T) of the minibatch of these rows as in its loss, before any weights for another
+    sampler."""
     advantages = minibatch_advantages(estimates.advantages[rows], estimates.policy_mask[rows], algorithm)
     if estimates.advantage_weights is None:
         return advantages

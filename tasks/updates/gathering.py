@@ -1,4 +1,4 @@
-"""Gather what one iteration of policy optimisation learns from: responses, their shaped rewards, and advantages."""
+"""Gather the responses, shaped rewards and advantages from which one iteration of policy optimisation learns."""
 
 from dataclasses import dataclass, replace
 
@@ -64,7 +64,7 @@ class Source:
 
 
 def load_source(job: StageJob[ResolvedPolicyOptimization], networks: ActorCritic, prompts: Prompts) -> Source:
-    """Load what the recipe names beside the networks."""
+    """Load the models and data that the recipe names beside the networks."""
     scorer = networks.models.scorer
     assert scorer is not None  # a stage that samples responses has a scorer
     return Source(
@@ -79,14 +79,14 @@ def load_source(job: StageJob[ResolvedPolicyOptimization], networks: ActorCritic
 
 @dataclass(frozen=True)
 class Gathered:
-    """Everything that one iteration learns from; no saved state has changed for it."""
+    """Everything from which one iteration learns; gathering it changes no saved state."""
 
     filled: Filled
     moments: RunningMoments
     """Moments of the reward's scores, including this rollout's."""
     rollout: Rollout
     greedy: Scored | None
-    """Greedy responses to the same prompts, where they are the baseline."""
+    """Greedy responses to the same prompts, if they are the baseline."""
     prompt_baselines: Tensor | None
     """(B,): baselines of the responses' prompts, if they come from collected responses."""
     estimates: Estimates
@@ -95,7 +95,7 @@ class Gathered:
     members: tuple[str, ...] = ()
     """The reward's terms that an ensemble combines."""
     seen: tuple[Seen, ...] = ()
-    """Groups that were sampled, where the passes of prompts are counted."""
+    """Groups that were sampled, if the passes of prompts are counted."""
 
 
 def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
@@ -105,7 +105,7 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
         has_moved: whether the policy learned in the previous iteration.
 
     Raises:
-        SamplerDisagrees: the policy differs, token by token, from the one that sampled.
+        SamplerDisagrees: the policy differs, token by token, from the one from which the responses were sampled.
     """
     job, networks, baselines = source.job, source.networks, source.baselines
     work, algorithm, models = job.work, job.work.algorithm, networks.models
@@ -129,7 +129,7 @@ def gather(source: Source, state: PolicyState, *, has_moved: bool) -> Gathered:
         if work.weighs_by_sampler:
             rollout = replace(rollout, importance=importance_of(rollout, work))
             gap |= gap_to_sampler(rollout.logprobs, rollout.sampled, "importance_gap")
-        if not is_stale:  # a gap is expected if the policy that sampled is one update older
+        if not is_stale:  # a gap is expected if the sampling policy is one update older
             gap |= compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.arithmetic)
     elif is_stale:
         rollout = replace(rollout, is_one_step_old=True)  # the ratio of the first step shows the gap

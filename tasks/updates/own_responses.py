@@ -1,4 +1,4 @@
-"""One iteration of a stage that learns from its own responses: it samples them, describes them, and takes its optimiser steps."""
+"""One iteration of a stage that learns from its own responses: sample them, describe them, and take optimiser steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Accumulated:
     """Measures of a minibatch whose gradient was added, before its update."""
 
     logprobs: Tensor
-    """(B,T), in nats: the policy's, of the sampled tokens."""
+    """(B,T), in nats: the policy's log-probabilities of the sampled tokens."""
     metrics: dict[str, float]
 
 
@@ -76,11 +76,12 @@ def take_steps(
     """Take all optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
 
     Args:
-        accumulate: adds the gradient of a minibatch, which it gets with the numbers of its rows in ``sampled``.
-        is_sampler: whether this policy sampled the responses; collected ones may be another's, and are not compared.
+        accumulate: adds the gradient of a minibatch; it also gets the numbers of the rows in ``sampled``.
+        is_sampler: whether this policy sampled the responses. Otherwise, as for collected ones, the gap is not
+            measured.
 
     Raises:
-        SamplerDisagrees: the log-probabilities of the first minibatch are not those that sampled it.
+        SamplerDisagrees: the log-probabilities of the first minibatch differ from those of the sampler.
     """
     work = job.work
     metrics: list[dict[str, float]] = []

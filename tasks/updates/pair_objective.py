@@ -13,8 +13,8 @@ from vantage.schemas.recipe.resolved import ResolvedDirectPreferenceOptimization
 class PairLogprobs:
     """Log-probabilities (N,) of whole responses to N prompts, in nats, and the policy's of each token (2N,T).
 
-    They are sums over a response's tokens, or means where the stage's loss takes means. Those of the reference are None
-    where the loss reads none.
+    They are sums over a response's tokens, or means if the stage's loss takes means. Those of the reference are None if
+    the loss reads none.
     """
 
     chosen: Tensor
@@ -32,7 +32,7 @@ def takes_means(work: ResolvedDirectPreferenceOptimization) -> bool:
 def loss_of(
     logprobs: PairLogprobs, work: ResolvedDirectPreferenceOptimization, *, denominator: float
 ) -> DPOLoss:
-    """Return the loss on a micro-batch of pairs; of ``orpo`` the part that compares."""
+    """Return the loss on a micro-batch of pairs; for ``orpo`` only the part that compares responses."""
     chosen, rejected = logprobs.chosen, logprobs.rejected
     if work.loss == "simpo":
         assert work.target_margin is not None, "a rule of the recipe"
@@ -54,7 +54,7 @@ def loss_of(
 
 
 def rewards_of(logprobs: PairLogprobs, work: ResolvedDirectPreferenceOptimization) -> tuple[Tensor, Tensor]:
-    """Return what the loss compares, of the chosen and of the rejected responses (N,)."""
+    """Return the rewards that the loss compares, of the chosen and of the rejected responses (N,)."""
     if work.loss == "orpo":
         return log_odds(logprobs.chosen), log_odds(logprobs.rejected)
     if logprobs.ref_chosen is None or logprobs.ref_rejected is None:
@@ -66,7 +66,7 @@ def rewards_of(logprobs: PairLogprobs, work: ResolvedDirectPreferenceOptimizatio
 
 
 def held_out_losses(reward_gaps: Tensor, work: ResolvedDirectPreferenceOptimization) -> Tensor:
-    """Return the loss of each pair (N,) by its gap; of ``orpo`` the part that compares."""
+    """Return the loss of each pair (N,) by its gap; for ``orpo`` only the part that compares responses."""
     if work.loss == "ipo":
         return squared_losses(reward_gaps, beta=work.beta)
     losses = logistic_losses(

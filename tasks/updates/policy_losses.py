@@ -1,4 +1,4 @@
-"""Compute the losses of one minibatch: what policy and critic learn from, by the recipe's switches.
+"""Compute the losses of policy and critic on one minibatch, by the recipe's switches.
 
 Every denominator is that of the whole minibatch, so micro-batches and ranks change only memory and time.
 """
@@ -45,7 +45,7 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The rows of a rollout that one optimiser step learns from, with the denominators of its losses."""
+    """The rows of a rollout from which one optimiser step learns, with the denominators of its losses."""
 
     rollout: Rollout
     estimates: Estimates
@@ -90,7 +90,7 @@ class Microbatch:
     is_positive: Tensor
     rows: Tensor
     weight: float
-    """0 for a pass that only keeps step with the other ranks; else 1."""
+    """0 for a pass that only keeps in step with the other ranks; else 1."""
     is_last: bool = False
     """Whether no other pass over the minibatch follows, on any rank."""
     selected: Tensor | None = None
@@ -205,7 +205,7 @@ def _accumulate_policy_loss(
     """Add the gradient of the policy, and of a value head on its trunk; ``sums`` and ``losses`` are updated.
 
     Args:
-        completes: whether the policy's gradient is complete with it.
+        completes: whether the policy's gradient is complete with this micro-batch.
     """
     predicted = predict(networks, micro, work)
     surrogate, policy_loss = policy_loss_of(predicted, micro, work, coefs=coefs, sums=sums)
@@ -237,7 +237,7 @@ def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) 
 
 
 def surrogate_of(logprobs: Tensor, micro: Microbatch, work: PolicyOptimization) -> PolicyLoss:
-    """Return the surrogate that the switches describe; the tokens that clip-cov has selected have no part in it."""
+    """Return the surrogate that the switches describe, without the tokens that clip-cov has selected."""
     old_logprobs, advantages = micro.of(micro.whole.rollout.logprobs), micro.advantages
     if micro.selected is not None and work.algorithm.covariance == "clip":
         advantages = advantages.masked_fill(micro.selected, 0.0)
@@ -253,7 +253,7 @@ def policy_loss_of(
     coefs: Coefficients,
     sums: MetricSums,
 ) -> tuple[Tensor, Tensor]:
-    """Return the surrogate with all weighted terms beside it: imitation of right responses, entropy, both KLs.
+    """Return the surrogate plus all weighted terms: imitation of right responses, entropy, both KLs.
 
     Metrics of the parts are added to ``sums``.
     """

@@ -37,7 +37,8 @@ class PolicyState(BestSoFar):
 
 @dataclass(frozen=True)
 class AdaptingPolicyState(PolicyState):
-    """State where the entropy coefficient adapts; the state of other stages keeps its fields, and so its digest."""
+    """State of a stage whose entropy coefficient adapts; the state of other stages keeps its fields, and so its
+    digest."""
 
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus in the next update."""
@@ -71,7 +72,8 @@ def entropy_controller(state: PolicyState, algorithm: Algorithm) -> EntropyContr
 def with_updated_entropy_coef(state: PolicyState, entropy: float | None, algorithm: Algorithm) -> PolicyState:
     """Return the state with the entropy coefficient for the next update, moved by the entropy (nats per token) in this one.
 
-    The coefficient stays as it is if the entropy is not finite, which a stage may tolerate, or None: the update measured none.
+    The coefficient stays unchanged if the entropy is not finite, which a stage may tolerate, or if the update measured
+    none.
     """
     controller = entropy_controller(state, algorithm)
     if controller is None or entropy is None or not isfinite(entropy):

@@ -16,10 +16,11 @@ from vantage.tasks.rollout.rollouts import Sampled, shape_scores
 
 
 class PromptBaselines(nn.Module):
-    """Baselines of ``reference_mean``, ``optimal_value`` and ``tracked_mean``; the last one's move with the checkpoints."""
+    """Baselines of ``reference_mean``, ``optimal_value`` and ``tracked_mean``; those of ``tracked_mean`` are in
+    checkpoints."""
 
     means: Tensor
-    """(P,), and with it the others: for ``tracked_mean`` alone."""
+    """(P,): running mean of each prompt. This tensor and the next ones are only for ``tracked_mean``."""
     weights: Tensor
     kl_at_last: Tensor
     """(P,): ``kl`` when a prompt was last sampled."""
@@ -27,12 +28,12 @@ class PromptBaselines(nn.Module):
     """KL(old‖new) of all updates so far, in nats per token."""
 
     def __init__(self, collected: Collected, algorithm: Algorithm, *, max_length: int) -> None:
-        """Prepare baselines of prompts. ``max_length``: most tokens of a response."""
+        """Prepare baselines of prompts; ``max_length``: most tokens of a response."""
         super().__init__()
         self._collected, self._algorithm, self._max_length = collected, algorithm, max_length
         if algorithm.advantage == "tracked_mean":
             means = sample_means(self._scaled(RunningMoments()))
-            # A prompt's past counts no more than it can once it is tracked
+            # A prompt's collected scores get at most the weight that tracked scores can reach
             weight = min(float(collected.samples_per_prompt), 1 / (1 - algorithm.tracker_memory_low))
             self.register_buffer("means", means)
             self.register_buffer("weights", torch.full_like(means, weight))
@@ -41,7 +42,7 @@ class PromptBaselines(nn.Module):
 
     @property
     def moves(self) -> bool:
-        """Return whether they change during the stage."""
+        """Return whether the baselines change during the stage."""
         return self._algorithm.advantage == "tracked_mean"
 
     def of(self, sampled: Sampled, moments: RunningMoments) -> Tensor:

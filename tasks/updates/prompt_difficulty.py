@@ -1,4 +1,5 @@
-"""Count, prompt by prompt, how many of a policy's responses pass, and report prompts that became too easy or stay impossible."""
+"""Count for each prompt how many of a policy's responses pass; report prompts that became too easy or stay
+impossible."""
 
 import json
 from collections.abc import Sequence
@@ -28,18 +29,18 @@ Case = tuple[str, str | None]
 
 @dataclass(frozen=True)
 class Seen:
-    """Groups of responses that were sampled together, those that a rollout leaves out too."""
+    """Groups of responses that were sampled together, including those that the rollout leaves out."""
 
     cases: Sequence[Case]
     """Prompt and answer of each group, (G)."""
     passed: Tensor
-    """(G,): the group's responses that pass."""
+    """(G,): number of the group's responses that pass."""
     responses: int
     """Responses in each group."""
 
 
 def seen_groups(scored: Scored, rule: DifficultyReport, *, samples_per_prompt: int) -> Seen:
-    """Return what a batch of responses shows; those to one prompt are adjacent."""
+    """Return the groups of a batch of responses, in which those to one prompt are adjacent."""
     scores = scored.scores.weighted_sum if rule.term is None else scored.scores.by_term[rule.term]
     passes = are_above(scores, rule.passes_above).view(-1, samples_per_prompt).sum(dim=1).cpu()
     sampled = scored.sampled
@@ -51,13 +52,13 @@ class PromptDifficulty(nn.Module):
     """Counts of the training prompts (P), which are saved in the checkpoints."""
 
     responses: Tensor
-    """(P,): all responses so far."""
+    """(P,): number of all responses so far."""
     passed: Tensor
-    """(P,): those of them that passed."""
+    """(P,): number of responses that passed."""
     visits: Tensor
-    """(P,): groups so far."""
+    """(P,): number of groups so far."""
     easy_in_a_row: Tensor
-    """(P,): newest groups in a row of which every response passed."""
+    """(P,): number of newest groups in a row whose responses all passed."""
 
     def __init__(self, prompts: Prompts, rule: DifficultyReport) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class PromptDifficulty(nn.Module):
         return (self.visits >= self._rule.after) & (self.passed == 0)
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers of such prompts so far."""
+        """Return the numbers of too easy and impossible prompts so far."""
         return {
             "prompts_too_easy": int(self.too_easy.sum()),
             "prompts_impossible": int(self.impossible.sum()),
@@ -133,7 +134,7 @@ def load_difficulty(
         score_names: names of the reward's scores.
 
     Raises:
-        UnknownScore: the score that decides what passes is none of them.
+        UnknownScore: the score that decides what passes is none of the reward's scores.
     """
     rule = job.work.difficulty
     if rule is None:

@@ -1,4 +1,5 @@
-"""The reverse KL to a teacher by the sampled tokens alone: the teacher's log-probabilities, the loss, and a measurement."""
+"""The reverse KL to a teacher from the sampled tokens alone: the teacher's log-probabilities, the loss, a
+measurement."""
 
 import torch
 from torch import Tensor

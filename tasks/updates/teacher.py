@@ -1,4 +1,4 @@
-"""A teacher beside the student that learns from it: loading, the exact reverse KL as a loss, and as a measurement."""
+"""A teacher beside its student: loading, the exact reverse KL as a loss, and as a measurement."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class ReverseKL:
     """KL(student‖teacher) of a minibatch before its update."""
 
     reverse_kl: float
-    """Mean over response tokens, in nats; an estimate where it is read from sampled tokens."""
+    """Mean over response tokens, in nats; an estimate if it is computed from sampled tokens."""
     entropy: float
     """Mean entropy of the student over the same tokens, in nats."""
     logprobs: Tensor
@@ -53,12 +53,13 @@ class ReverseKL:
 
 
 def load_teacher(job: StageJob[ResolvedDistillation], student: PolicyModel) -> PolicyModel | ServedTeacher:
-    """Return the frozen teacher on the student's device, or the one behind a server, which has proved that it reads the student's tokens.
+    """Return the frozen teacher on the student's device, or a served teacher, which has proved that it reads the
+    student's tokens.
 
     Raises:
-        TokenizersDiffer: it reads other tokens than the student, or has another number of logits.
-        JudgeUnavailable, JudgeRefused: its server does not answer.
-        ValueError: the variable of its server's key is not set.
+        TokenizersDiffer: the teacher reads other tokens than the student, or has another number of logits.
+        JudgeUnavailable, JudgeRefused: the teacher's server does not answer.
+        ValueError: the variable of the server's key is not set.
     """
     if job.work.teacher_server is not None:
         served = ServedTeacher(job)
@@ -83,8 +84,9 @@ def load_teacher(job: StageJob[ResolvedDistillation], student: PolicyModel) -> P
 def accumulate_reverse_kl(pair: Pair, minibatch: Sequences, limits: PassLimits) -> ReverseKL:
     """Add the gradient of the minibatch's mean KL(student‖teacher) per response token, micro-batch by micro-batch.
 
-    At each token the KL is summed over the vocabulary (GKD, arXiv 2306.13649, with reverse KL and λ = 1). As there, the gradient is
-    that of the KL in the states that were visited, and not of which states the student visits.
+    At each token the KL is summed over the vocabulary (GKD, arXiv 2306.13649, with reverse KL and λ = 1). As there, the
+    gradient is that of the KL in the visited states; it ignores that the student's weights decide which states are
+    visited.
     """
     num_tokens = int(minibatch.response_mask.sum())
     losses = LossSums("reverse_kl", "entropy")

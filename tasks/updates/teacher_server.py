@@ -1,6 +1,7 @@
-"""A teacher behind a server of vLLM: the proof that it reads the student's tokens, its log-probabilities of them, and its responses.
+"""A teacher behind a server of vLLM: the proof that it reads the student's tokens, its log-probabilities, and its
+responses.
 
-Each answer is kept in the stage's file of answers, as those of judges are, so that a resumed stage asks nothing twice.
+Each answer is kept in the stage's file of answers, like those of judges, so that a resumed stage asks nothing twice.
 """
 
 import json
@@ -27,7 +28,7 @@ from vantage.tasks.training.seeds import derive_seed
 
 PHASE = "waiting for the teacher"
 TEXTS = ("What is 17 + 25? Answer: 42.", "  Ça\tcoûte 3,50 €.\n\n数学 = 'math' # 🙂\r\n")
-"""Texts that both tokenizers must read alike, beside a sample of the vocabulary."""
+"""Texts that must have the same ids by both tokenizers, beside a sample of the vocabulary."""
 SAMPLED_IDS = 4096
 """Most ids whose texts are in the sample of the vocabulary."""
 IDS_IN_A_TEXT = 256
@@ -40,7 +41,7 @@ HOW_TO_SERVE = (
 
 
 class ServedTeacher(SamplesWhenAsked):
-    """The teacher of a distillation; the first rank asks for all. It is an engine, whose weights never change."""
+    """The teacher of a distillation; the first rank asks for all ranks. It is an engine whose weights never change."""
 
     def __init__(self, job: StageJob[ResolvedDistillation]) -> None:
         """Prepare to ask; nothing is sent.
@@ -79,7 +80,7 @@ class ServedTeacher(SamplesWhenAsked):
         self._proof = question_digest({"texts": texts, "ids": read})
 
     def sampling_for(self, codec: Codec) -> "ServedTeacher":
-        """Return the teacher as an engine that samples responses as the codec limits and ends them."""
+        """Return the teacher as an engine whose responses have the codec's limits and end tokens."""
         self._codec = codec
         return self
 
@@ -140,7 +141,7 @@ class ServedTeacher(SamplesWhenAsked):
         return ranks.total(found).float()
 
     def _question(self, prompt: list[int], response: list[int]) -> dict[str, Any]:
-        """Return all that an answer may depend on, the proof of the tokenizer included."""
+        """Return everything on which an answer may depend, including the proof of the tokenizer."""
         return {
             "model": self._server.model,
             "tokenizer": self._proof,
@@ -149,7 +150,7 @@ class ServedTeacher(SamplesWhenAsked):
         }
 
     def _answers(self, form: Form, asked: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the answers to these questions, in their order; those that are stored are not asked for."""
+        """Return the answers to these questions, in their order; stored answers are not asked for again."""
         answers = answer_file(self._scratch)
         digests = [question_digest(each) for each in asked]
         new = [
@@ -215,7 +216,7 @@ class Tokenized:
         """Return the ids as JSON.
 
         Raises:
-            ValueError, KeyError, TypeError: it is not a list of ids.
+            ValueError, KeyError, TypeError: the body is not a list of ids.
         """
         return [Reply(json.dumps([int(token) for token in body["tokens"]]))]
 
@@ -238,7 +239,7 @@ class Sampled:
             "top_k": -1,
             "seed": asked["seed"],
             "stop_token_ids": asked["end_ids"],
-            "ignore_eos": True,  # the end tokens are those of the recipe alone
+            "ignore_eos": True,  # only the recipe's tokens end a response
             "return_token_ids": True,
         }
 
@@ -246,12 +247,12 @@ class Sampled:
         """Return the ids of the response, and whether it has ended, as JSON.
 
         Raises:
-            ValueError, KeyError, TypeError, IndexError: it is no whole response.
+            ValueError, KeyError, TypeError, IndexError: the body is no whole response.
         """
         asked, found = questions[0].asked, body["choices"][0]
         ids, reason = [int(token) for token in found["token_ids"]], found["finish_reason"]
         ended = bool(ids) and ids[-1] in asked["end_ids"]
-        # where both hold, the reason depends on vLLM's version
+        # if both hold, the reason depends on vLLM's version
         possible = {"stop"} if ended else {"length"}
         if ended and len(ids) == asked["max_tokens"]:
             possible.add("length")
@@ -283,7 +284,7 @@ class LogProbs:
         """Return the log-probabilities of the response's ids as JSON, in nats.
 
         Raises:
-            ValueError, KeyError, TypeError, IndexError: it has not one for each id.
+            ValueError, KeyError, TypeError, IndexError: there is not one log-probability for each id.
         """
         asked, found = questions[0].asked, body["choices"][0]["prompt_logprobs"]
         prompt, response = asked["prompt_ids"], asked["response_ids"]

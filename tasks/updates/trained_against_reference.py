@@ -1,4 +1,4 @@
-"""Train a policy on rows of responses beside its frozen reference: what stages on pairs and on labelled responses share."""
+"""Train a policy on rows of responses beside its frozen reference, for stages on pairs and on labelled responses."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -22,7 +22,8 @@ from vantage.tasks.updates.against_reference import Models, both_logprobs, refus
 Work = TypeVar("Work", ResolvedDirectPreferenceOptimization, ResolvedKahnemanTverskyOptimization)
 
 Accumulate = Callable[[Models, Completions, Sequence[int], Work], tuple[dict[str, float], int]]
-"""Add the gradient of the mean loss of a minibatch, given as indices of rows; returns its metrics and tokens."""
+"""Function that adds the gradient of the mean loss of a minibatch, given as indices of rows, and returns its metrics
+and tokens."""
 
 
 def load_models(job: StageJob[Work], *, reads_reference: bool) -> Models:
@@ -44,10 +45,10 @@ def load_models(job: StageJob[Work], *, reads_reference: bool) -> Models:
 def train_on_rows(
     job: StageJob[Work], models: Models, rows: Completions, *, longest: Row, accumulate: Accumulate[Work]
 ) -> Work:
-    """Take all optimiser steps over the rows, from wherever an earlier attempt got to.
+    """Take all optimiser steps over the rows, from the last step of an earlier attempt on.
 
     Args:
-        longest: the row that needs the most memory; passes are made as large as fits with it.
+        longest: the row that needs the most memory; it decides how large passes may be.
 
     Returns:
         The stage's work with the limits of passes that were found.

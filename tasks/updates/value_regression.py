@@ -42,7 +42,7 @@ def accumulate_value_loss(
     minibatch, of_minibatch = rollout.sequences.select(rows), returns[rows]
     denominator = sum(minibatch.known.responses)
     shards = None
-    if work.critic_head.ensemble is not None:  # to look at the rows makes the CPU wait for the GPU
+    if work.critic_head.ensemble is not None:  # reading the rows makes the CPU wait for the GPU
         prompts = [rollout.sampled.prompts[row] for row in rows.tolist()]
         shards = shards_of(prompts, work.critic_head, returns.device)
     for part in passes_of(minibatch, work.pass_limits):
