@@ -1,4 +1,4 @@
-"""Stop a run from outside: the process that executes it, and attempts whose ordering process has died."""
+"""Stop a run from outside: the process that executes it, and its attempts on pools if that process has died."""
 
 import json
 
@@ -20,16 +20,16 @@ def cancel_run(workspace: Workspace, record: RunRecord) -> list[str]:
         if messages.read("stop") is None:
             messages.write("stop", b"")
             asked.append(f"{step}, whose run has no process any more, is asked to save its state and stop")
-        # without a heartbeat, the attempt still waits for a worker; a worker that takes it now finds the stop
+        # without a heartbeat, the attempt still waits for a worker; a worker that takes it now finds the request
         if messages.read("beat") is None:
             messages.create("outcome.json", AttemptOutcome(status="stopped").model_dump_json().encode())
     return asked
 
 
 def attempts_under_way(workspace: Workspace, record: RunRecord) -> dict[str, Messages]:
-    """Return step → its attempt on a pool that has no outcome yet, also if it still waits for a worker.
+    """Return step → its attempt on a pool that has no outcome yet, even if it still waits for a worker.
 
-    One that another run asked for, whose process lives, is left to that run.
+    An attempt that another run asked for is left to that run, if its process lives.
     """
     found = {}
     for step, stage_key in record.used_keys.items():

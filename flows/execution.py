@@ -1,4 +1,4 @@
-"""`vantage run` of an open run: plan, then run the stages by Prefect, or only verify if all artifacts exist."""
+"""Execute an open run: plan, then run the stages by Prefect, or only verify if all artifacts exist."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ QUIET = {
 SETTINGS = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "PREFECT_CLIENT_MAX_RETRIES": "3",  # a server that has gone is given up after seconds, not minutes
+    "PREFECT_CLIENT_MAX_RETRIES": "3",  # the client gives up a lost server after seconds, not minutes
 }
 """Environment of Prefect, MLflow and children in any case; the user's own values have priority."""
 
@@ -64,7 +64,7 @@ def execute(
     ``chosen``: learning rates that the recipe left open, shown with the plan.
 
     Raises:
-        vantage.runs.planning.DriftError: ``strict``, and something that would be reused was made with other code or libraries.
+        vantage.runs.planning.DriftError: ``strict``, and an artifact to reuse was made with other code or libraries.
         vantage.flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
         ValueError: MLflow can keep nothing at ``MLFLOW_TRACKING_URI``.
     """
@@ -130,7 +130,7 @@ def execute(
 
 
 def exit_code(record: RunRecord) -> int:
-    """Return exit code of the command: that of the first failed stage, or of the run's status."""
+    """Return the exit code of the command: that of the first failed stage, or of the run's status."""
     if record.status == "failed":
         codes = [stage.exit_code for stage in record.stages.values() if stage.status == "failed"]
         return next((code for code in codes if code is not None), ExitCode.INTERNAL)
@@ -210,7 +210,8 @@ def _order(
 
 
 def _first_part(error: Exception) -> str:
-    """Return the first sentence of an error; for an answer of Prefect's server its status, since the text contains two addresses."""
+    """Return the first sentence of an error; for an answer of Prefect's server only its status, since its text is
+    long."""
     answer = getattr(error, "response", None)
     if answer is None:
         return str(error).partition(";")[0]
@@ -226,7 +227,7 @@ def _has_ended(run: Run, earlier: Collection[str]) -> bool:
 def _close_open_flow_runs(orchestrator: Orchestrator) -> bool:
     """Record in Prefect how earlier flow runs of the workspace ended; Prefect would otherwise show them as running for ever.
 
-    Returns whether none of this run is left open. If the server does not answer in time, nothing is recorded.
+    Returns whether no flow run of this run is left open. If the server does not answer in time, nothing is recorded.
     """
     workspace = orchestrator.run.workspace
     others = (record for record in read_runs(workspace) if not is_active(workspace, record.run_id))
@@ -257,15 +258,16 @@ def started(workspace: Path, *, verbose: bool) -> Iterator[servers.PrefectServer
     try:
         yield server
     finally:
-        server.stop()  # `ordering` may not have stopped it: the block may fail before
+        server.stop()  # the block may fail before `ordering`, which stops the server
 
 
 @contextmanager
 def ordering(server: servers.PrefectServer) -> Iterator[str]:
-    """Import Prefect while the server starts, and yield its URL; the server has stopped when the block has ended.
+    """Import Prefect while the server starts, and yield the server's URL; the server has stopped when the block has
+    ended.
 
     Raises:
-        vantage.flows.prefect_server.server.ServerUnavailable: none answers, or the one that did has stopped.
+        vantage.flows.prefect_server.server.ServerUnavailable: no server answers, or the server has stopped.
     """
     try:
         import_module("vantage.flows.pipeline")  # importing it takes a second
@@ -284,11 +286,11 @@ def ordering(server: servers.PrefectServer) -> Iterator[str]:
 
 
 def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
-    """Return where to look: the run's pages on servers, or the command that shows them. Prefect's only if it has a page of
+    """Return server → the address of the run's page, or the command that shows it; Prefect only if it has a page of
     this run."""
     pages: dict[str, str] = {}
     is_shown_here = False
-    # without it, the last lines contain the reason why MLflow has no page of the run
+    # without this id, the last lines contain the reason why MLflow has no page of the run
     if run.record.mlflow_run_id:
         where = ledger.where()
         if "://" in where.partition(" ")[0]:

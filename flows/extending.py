@@ -1,4 +1,4 @@
-"""Decide, between two attempts at a step, whether a stage of the run is trained further now, and from where."""
+"""Decide between two attempts at a step whether its stage is trained further now, and from which state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from vantage.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Extending:
-    """The stages of one run, each from where it goes on."""
+    """Finds for each stage of one run what it goes on from."""
 
     run: Run
     store: Storage
     say: Callable[[str, str], None]
-    """Print a line in a style."""
+    """Function that prints a line in a style."""
 
     def place(self, step: RecipeStep, read: Mapping[str, Artifact]) -> Place:
         """Return what a step computes now, and what it goes on from; ``read``: role → artifact."""
@@ -30,7 +30,8 @@ class Extending:
         return place_of(step, digests, self.store, lambda: read_runs(workspace), run_id=run_id)
 
     def next_place(self, step: RecipeStep, read: Mapping[str, Artifact]) -> Place | None:
-        """Return where a step whose gate is closed goes on to; None: its gate does not ask for that, or it cannot."""
+        """Return the next computation of a step whose closed gate extends it; None: no gate asks for this, or it is not
+        possible."""
         record = self.run.record.stages[step.name]
         if record.status != "gate_closed" or not asks_to_extend(step, record.verdicts):
             return None
@@ -44,5 +45,5 @@ class Extending:
 
 
 def _closed(verdicts: Sequence[Verdict]) -> str:
-    """Return the closed gates that have their stage trained further, in words."""
+    """Return in words the closed gates that ask for further training."""
     return "; ".join(str(each) for each in verdicts if not each.passed and each.on_fail == "extend")

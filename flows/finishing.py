@@ -1,4 +1,4 @@
-"""Ask a training stage to end with the result that it has, wherever it is computed."""
+"""Ask a training stage to end with its present result, wherever it is computed."""
 
 from vantage.runs.record import UNFINISHED, RunRecord
 from vantage.runs.run import is_active
@@ -10,14 +10,14 @@ from vantage.storage.messages import newest_messages
 from vantage.tasks.training.watched import ask_to_finish
 
 MAX_REASON = 500
-"""Most characters of a reason; it becomes a part of the artifact."""
+"""Most characters of a reason, which becomes a part of the artifact."""
 
 
 def finish_stage(workspace: Workspace, record: RunRecord, step: str, *, reason: str) -> str:
     """Ask the stage to end as if its recipe asked for no further step; returns a sentence about the request.
 
     Raises:
-        RunError: the run has no such stage, it trains nothing, or it is not under way.
+        RunError: the run has no such stage, or the stage trains nothing or is not under way.
     """
     if len(reason) > MAX_REASON:
         raise RunError(f"--reason has {len(reason)} characters, and may have {MAX_REASON}; shorten it")

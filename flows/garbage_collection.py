@@ -1,8 +1,8 @@
-"""``vantage gc``: remove what no run, no registered model and nobody at work needs, while pipelines may run.
+"""``vantage gc``: remove what no run, no registered model and no running process needs, while pipelines may run.
 
-A run that is removed leaves its ``run.json`` with status ``removed``, as the record of what it was and what it published.
-An artifact that is removed leaves its manifest, metrics and refs (``vantage.storage.removed``).
-An attempt writes its stage key into ``run.json`` before it holds the key, and a key is held here before the runs are read
+A removed run leaves its ``run.json`` with status ``removed``, as the record of its stages and publications. A removed
+artifact leaves its manifest, metrics and refs (``vantage.storage.removed``). An attempt writes its stage key into
+``run.json`` before it holds the key, and a collection holds a key before it reads the runs
 (``vantage.storage.garbage``).
 """
 
@@ -46,13 +46,13 @@ class Collection:
 
     removed: tuple[Removal, ...]
     in_use: tuple[str, ...]
-    """Things that no run needs, but that a process works on, or has begun to use meanwhile."""
+    """Things that no run needs, but that a process works on, or has begun to use during the collection."""
     unsent: tuple[str, ...]
     """Runs that would be removed, but whose records MLflow has not received yet."""
     num_records: int = field(default=0, compare=False)
     """Removed artifacts of which the storage keeps manifest, metrics and refs, including those of earlier collections."""
     record_bytes: int = field(default=0, compare=False)
-    """Bytes of these records."""
+    """Bytes of the kept manifests, metrics and refs."""
 
     @property
     def num_bytes(self) -> int:
@@ -77,17 +77,17 @@ def collect(
     keep_last: int | None = None,
     older_than: float | None = None,
 ) -> Collection:
-    """Remove what is not needed.
+    """Remove everything that is not needed.
 
     Args:
-        workspace: its runs and its storage.
+        workspace: the workspace with the runs and the storage.
         dry_run: only find out what would be removed.
-        keep_last: remove runs beyond the newest so many of their recipe; None: their number decides nothing.
-        older_than: remove runs whose record has not changed for so many seconds; None: their age decides nothing. With
+        keep_last: remove runs of a recipe beyond this number of its newest runs; None: the number does not matter.
+        older_than: remove runs whose record has not changed for this many seconds; None: the age does not matter. With
             neither, no run is removed; with both, only runs to which both apply.
 
     Raises:
-        RunError: a run cannot be read, so what it needs is not known.
+        RunError: a run cannot be read, so its needs are not known.
     """
     runs = _read_all(workspace)
     chosen = list(_outdated(workspace, runs, keep_last=keep_last, older_than=older_than))
@@ -115,7 +115,7 @@ def collect(
 
 
 def _cause(*, keep_last: int | None, older_than: float | None) -> Cause:
-    """Return the record of a removed artifact's removal, in words."""
+    """Return the reason of a removal, as it is recorded with the removed artifacts."""
     options = [] if keep_last is None else [f"--keep-last {keep_last}"]
     options += [] if older_than is None else [f"--older-than {older_than:g}s"]
     return Cause(
@@ -129,7 +129,7 @@ class _Collector:
     """One collection of a storage."""
 
     def __init__(self, workspace: Workspace, garbage: Garbage, chosen: set[str], *, dry_run: bool) -> None:
-        """Hold the storage to collect from. ``chosen``: runs that count as removed, also if ``dry_run`` leaves them."""
+        """Hold the storage to collect from; ``chosen``: runs that count as removed, even if ``dry_run`` leaves them."""
         self._workspace = workspace
         self._garbage = garbage
         self._chosen = chosen
@@ -239,9 +239,9 @@ def _is_unsent(workspace: Workspace, run_id: str) -> bool:
 
 
 def _remove_runs(workspace: Workspace, chosen: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Mark runs as removed, and remove their logs; returns those that are removed, and those that MLflow has not received.
+    """Mark runs as removed, and remove their logs; returns the removed runs, and the runs that MLflow has not received.
 
-    What somebody has resumed meanwhile is neither.
+    A run that somebody has resumed meanwhile is in neither list.
     """
     wanted = set(chosen)
     removed, unsent = [], []

@@ -22,20 +22,21 @@ SECONDS_EACH = 5.0
 
 
 _BREAK = "\u200b"
-"""A space of no width: it is invisible, and services do not read across it."""
+"""A zero-width space: it is invisible, and keeps services from recognising markup around it."""
 _MENTION = re.compile(
     r"<(?=[!@#]|[a-z][a-z0-9+.-]*:|users/|at\b)|(?<![\w/])@(?=[\w*])|\](?=\()"
     r"|(?<!\w)@(?=(?:everyone|here|channel|all|room|team|online)\b)",
     re.IGNORECASE,
 )
-"""Beginnings of what services read as a mention of people, or as a link with another text.
+"""Beginnings of texts that services read as a mention of people, or as a link with another text.
 
-``<!channel>`` and ``<https://…|text>`` are Slack's, ``<users/all>`` Google Chat's, ``<at …>`` Feishu's, ``@**all**`` Zulip's,
-``[text](https://…)`` Discord's and Mattermost's, and ``@name`` is a person or a group almost everywhere. A part of a path
-(``/@name/``) is left as it is: it may be in a command.
+``<!channel>`` and ``<https://…|text>`` are for Slack, ``<users/all>`` for Google Chat, ``<at …>`` for Feishu,
+``@**all**`` for Zulip, ``[text](https://…)`` for Discord and Mattermost, and ``@name`` is a person or a group almost
+everywhere. A part of a path (``/@name/``) is not changed, since it may be in a command.
 """
 _MARKS_UP = frozenset({"tgram"})
-"""Services whose plugin has no plain text. It writes plain text as HTML; as Markdown it would leave ``_`` and ``*`` as they are."""
+"""Services whose plugin has no plain text. They get Markdown, in which ``_`` and ``*`` stay; plain text would become
+HTML."""
 _ESCAPES = frozenset({"slack"})
 """Services that read ``&``, ``<`` and ``>`` of a plain text as their own markup, which the plugin does not escape."""
 
@@ -55,7 +56,7 @@ class Messenger:
         """
         Args:
             variables: names of environment variables, each with one or more addresses.
-            warn: called once, in the thread, with the first thing that went wrong; it names no address.
+            warn: called once, in the thread, with the first error; the text contains no address.
         """
         self._variables = variables
         self._warn = warn
@@ -65,15 +66,15 @@ class Messenger:
         self._thread: threading.Thread | None = None
 
     def send(self, message: Message) -> None:
-        """Queue the message for sending; returns at once. Stages side by side call this, each in its own thread."""
-        with self._starting:  # two threads would send beside each other, and `close` would end only one
+        """Queue the message for sending; returns at once. Several stages may call this, each in its own thread."""
+        with self._starting:  # two threads could send at the same time, and `close` would end only one
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send_all, name="vantage-messages", daemon=True)
                 self._thread.start()
         self._messages.put(message)
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
-        """Wait for the queued messages for a limited time; those that are left are not sent."""
+        """Wait for the queued messages for a limited time; messages that are left then are not sent."""
         if self._thread is None:
             return
         self._messages.put(None)
@@ -88,7 +89,7 @@ class Messenger:
                     if problem := _send(message, variable, os.environ):
                         self._say(f"{variable}: {problem}")
                 except Exception as error:
-                    # an error of a library about an address: its text may contain the secret
+                    # an error of a library about an address, whose text may contain the secret
                     self._say(f"{variable}: {type(error).__name__}")
 
     def _say(self, problem: str) -> None:

@@ -1,5 +1,5 @@
-"""Send messages about a run to people: a watcher that passes every event on, and sends those that the recipe's ``notify``
-lists."""
+"""Send messages about a run to people: a watcher that passes all events on, and sends messages about the events in the
+recipe's ``notify``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,9 +46,9 @@ class _Notifying:
         self._messenger = Messenger(notify.urls, lambda text: watcher.say(f"  {text}", "yellow"))
         self._computed: set[str] = set()
         self._fired: dict[str, int] = {}
-        """Stage → how many firings of its guards were sent."""
+        """Stage → number of firings of its guards that were sent."""
         self._is_news = notify.reused
-        """Whether anything happened that a run of stored artifacts alone does not have."""
+        """Whether anything happened beyond the reuse of stored artifacts."""
         self._known = {question.id for question in run.record.questions.values()}
         self._waited = {
             step for step, stage in run.record.stages.items() if stage.status == "waiting_approval"

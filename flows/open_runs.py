@@ -1,4 +1,4 @@
-"""The runs that are open in this process, by id, so that the parameters of a flow run can be plain values."""
+"""Find the runs that are open in this process by id, so that the parameters of a flow run can be plain values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

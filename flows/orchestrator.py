@@ -1,4 +1,4 @@
-"""The orchestrator of one run: which steps can start, the request of each attempt, and what its outcome leads to.
+"""The orchestrator of one run: it decides which steps can start, requests attempts, and handles their outcomes.
 
 It knows nothing of Prefect; ``vantage.flows.pipeline`` calls it from Prefect's tasks.
 """
@@ -42,13 +42,13 @@ from vantage.tasks.training.progress import StageProgress, read_progress
 from vantage.tasks.training.scratch import PROGRESS
 
 _CAUSES_OF_DAMAGE = frozenset({"refused", "diverged", "internal"})
-"""Causes of failures that an input may have which was damaged while it was read."""
+"""Causes of failures that a damaged input may lead to."""
 DIED = "the run's process died"
 """Reason that the next run in the workspace records for a run whose process is gone, and for its running stages."""
 
 
 class _InputLost(Exception):
-    """An input of an attempt is not what it was when the attempt was asked for."""
+    """An input of an attempt has changed since the attempt was requested."""
 
 
 class Orchestrator:
@@ -72,14 +72,14 @@ class Orchestrator:
 
         Args:
             run: the run; this process holds its lock.
-            store: of the artifacts.
-            ledger: receives what MLflow records.
+            store: the store of artifacts.
+            ledger: the run's ledger, which sends records to MLflow.
             watcher: shows progress.
-            machine: resources for the steps, may be shared with other runs of this process; None: this machine's own.
+            machine: resources for the steps, perhaps shared with other runs of this process; None: this whole machine.
             in_store: steps whose artifact exists; they reserve no resources, so they do not wait for computing stages.
             ended: called with each step that is over.
             stage_function: dotted name of the function ``StageJob -> StageResult``.
-            launcher: of the computations; None: child processes on this machine.
+            launcher: launcher of the computations; None: child processes on this machine.
             makes_report: make the run's report at its end, unless ``VANTAGE_REPORT`` is 0.
         """
         self.run = run
@@ -95,7 +95,7 @@ class Orchestrator:
         self.cancelled = False
         """Whether the stop was requested in Prefect, or by ``vantage cancel``."""
         self.steps = steps_of(self.recipe)
-        """Step → what the recipe asks of it, in topological order."""
+        """Step → its part of the recipe, in topological order."""
         self.inputs = {name: step.reads for name, step in self.steps.items()}
         """Step → role → input step, in topological order."""
         self.artifacts: dict[str, Artifact] = {}
@@ -109,9 +109,10 @@ class Orchestrator:
         self.task_runs = TaskRuns()
         self._mending = threading.RLock()
         self._answering = threading.Lock()
-        """Held while answers are taken up, so that a thread that finds none goes on after those of another are recorded."""
+        """Held while answers are taken up: a thread that finds none goes on only after another thread has recorded its
+        answers."""
         self.makes_report = makes_report and is_wanted()
-        """Whether its report is made at its end."""
+        """Whether the run's report is made at its end."""
         self._report: ReportProcess | None = None
         self._recording = Recording(
             run, store=store, ledger=ledger, watcher=watcher, inputs=self.inputs, artifacts=self.artifacts
@@ -164,14 +165,15 @@ class Orchestrator:
         self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
 
     def draw_report(self) -> None:
-        """Have a process draw what the run's report has by now, if the run makes one."""
+        """Let a process draw the present parts of the run's report, if the run makes one."""
         if self._report is not None:
             self._report.draw()
         elif self.makes_report:
             self._report = ReportProcess(self.run)
 
     def send_report(self) -> Path | None:
-        """Wait for the report that ``end`` had written, and have it logged; None: there is none, and the run is none the worse."""
+        """Wait for the report that ``end`` has requested, and log it; returns None if there is none, and the run goes
+        on."""
         return None if self._report is None else self._report.finish(self.ledger, self.watcher)
 
     def request_stop(self) -> None:
@@ -180,22 +182,23 @@ class Orchestrator:
         self.stop.set()
 
     def drain(self) -> None:
-        """Drain: the worker of this process ends, and another goes on with the run and finds its attempts on pools under way."""
+        """Stop because this process's worker ends; another worker goes on with the run, and joins its attempts on
+        pools."""
         if not self.stop.is_set():
             self.stop.leaves_pools = True
             self.request_stop()
 
     def cancel(self) -> None:
-        """Cancel the run, which was asked in Prefect or by ``vantage cancel``."""
+        """Cancel the run, as requested in Prefect or by ``vantage cancel``."""
         self.cancelled = True
         self.stop.leaves_pools = False
         self.watcher.say("  cancelled", "yellow")
         self.request_stop()
 
     def take_up_answers(self) -> bool:
-        """Take up what people have answered since; returns whether there was anything.
+        """Take up people's new answers; returns whether there were any.
 
-        An answer that another step's thread has taken up before its stage was recorded as waiting is among them.
+        This includes an answer that another step's thread took up before its stage was recorded as waiting.
         """
         with self._answering:
             new = self.run.take_up_answers()
@@ -213,7 +216,7 @@ class Orchestrator:
             return bool(new or early)
 
     def blocked(self) -> list[str]:
-        """Return steps that did not start because of another one, in order."""
+        """Return the steps that did not start because of another step, in order."""
         return [step for step in self.inputs if self.run.record.stages[step].status == "blocked"]
 
     # The order
@@ -253,7 +256,7 @@ class Orchestrator:
         return self.retries and not self.stop.is_set() and self._retries.is_another_allowed(step)
 
     def attempt_name(self, request: AttemptRequest) -> str:
-        """Return the step and the number of the attempt; and how long the stage is, where it goes on from a shorter one."""
+        """Return the step and the number of the attempt, and the stage's length if it goes on from a shorter stage."""
         is_same = self.run.record.stages[request.step].stage_key in (None, request.stage_key)
         number = self.next_attempt(request.step) if is_same else 1
         length = (
@@ -264,7 +267,7 @@ class Orchestrator:
         return f"{request.step}{length} · attempt {number}"
 
     def next_attempt(self, step: str) -> int:
-        """Return number of the attempt that made the step's artifact, or of the next attempt."""
+        """Return the number of the attempt that made the step's artifact, or of the next attempt."""
         known = self.run.record.stages[step]
         return (known.attempt or 0) + (known.digest is None) or 1
 
@@ -274,9 +277,9 @@ class Orchestrator:
         """Return the request for an attempt at the step; None if it cannot be made, with the reason in the step's record.
 
         Args:
-            step: all of its inputs exist.
+            step: a step all of whose inputs exist.
             share: resources to compute on; None: the whole machine.
-            only_reuse: do not compute.
+            only_reuse: whether the attempt may only reuse a stored artifact.
         """
         began, known = time.monotonic(), self.run.record.stages[step]
         try:
@@ -309,7 +312,8 @@ class Orchestrator:
             return None
 
     def extends(self, step: str) -> bool:
-        """Return whether a closed gate has the step trained further now; a run that was asked to stop goes on with that later."""
+        """Return whether a closed gate asks to train the step further now; a run that is asked to stop does that
+        later."""
         if self._extending.next_place(self.steps[step], self._read_by(step)) is None:
             return False
         if self.stop.is_set():
@@ -331,7 +335,7 @@ class Orchestrator:
             if self._is_last(step):
                 self.draw_report()
             pool, observer = self.steps[step].pool, self._recording.observer(request)
-            # A worker compares what it fetches from a bucket, and reads a folder where it is.
+            # A worker checks files that it fetches from a bucket, but reads a folder in place.
             reads_folders = pool is None or isinstance(self.store, Store)
             for _ in range(2):
                 if reads_folders:
@@ -373,19 +377,19 @@ class Orchestrator:
         return self._failed(step, outcome)
 
     def _is_last(self, step: str) -> bool:
-        """Return whether all other steps are over: of their part of the report nothing but text changes any more."""
+        """Return whether all other steps are over, so that only text changes in their part of the report."""
         others = (stage.status for other, stage in self.run.record.stages.items() if other != step)
         return not {"waiting", "running"} & set(others)
 
     def _has_read_damage(self, request: AttemptRequest, outcome: AttemptOutcome) -> bool:
-        """Return whether the attempt failed in a way that a damaged input makes it fail, and there is one."""
+        """Return whether a damaged input may have made the attempt fail, and there is one."""
         failure = outcome.failure
         return (
             failure is not None and failure.cause in _CAUSES_OF_DAMAGE and bool(self._damaged_inputs(request))
         )
 
     def _damaged_inputs(self, request: AttemptRequest) -> dict[str, str]:
-        """Return step → what is wrong with its artifact, which is set aside, for the steps that the request reads."""
+        """Set aside damaged artifacts among the inputs of the request; returns step → damage."""
         found = {}
         for read in () if request.only_reuse else dict.fromkeys(self.inputs[request.step].values()):
             artifact = self.artifacts[read]
@@ -395,8 +399,8 @@ class Orchestrator:
         return found
 
     def _mend_inputs(self, request: AttemptRequest) -> None:
-        """Make damaged inputs again; _InputLost if that does not give the bits that this attempt was to read."""
-        with self._mending:  # stages side by side may read the same artifact
+        """Make damaged inputs again; raises _InputLost if the new bits differ from those in the request."""
+        with self._mending:  # several running stages may read the same artifact
             for read, problem in self._damaged_inputs(request).items():
                 wanted = self.artifacts[read].digest
                 self._recording.observer(request).input_damaged(read, problem)
@@ -412,7 +416,7 @@ class Orchestrator:
 
     def _attempt_on_pool(self, request: AttemptRequest, pool: str, observer: Observer) -> AttemptOutcome:
         """Reuse the artifact, or have a worker of the pool make it."""
-        # What is there is not fetched to this machine; workers verify what they read.
+        # An existing artifact is not fetched to this machine; workers verify the files that they read.
         found = self.store.inspect(request.stage_key)
         if found.ref is not None and found.ref.serves(request.run_id):
             return reused(request, found.ref, self.store)
@@ -432,11 +436,11 @@ class Orchestrator:
         )
 
     def log_of(self, step: str) -> Path:
-        """Return file that receives all output of the step's process."""
+        """Return the file that receives all output of the step's process."""
         return self.run.folder / "logs" / f"{step}.log"
 
     def progress(self, step: str) -> StageProgress | None:
-        """Return progress of the running step."""
+        """Return the progress of the running step."""
         key = self.run.record.stages[step].stage_key
         return read_progress(self.store.reports(key, (PROGRESS,)) / PROGRESS) if key else None
 
@@ -455,7 +459,7 @@ class Orchestrator:
         return self._recording.failed(step, outcome, retry, log=self.log_of(step))
 
     def _last_made_with(self, key: str) -> Mapping[str, str]:
-        """Return provenance that the newest run computing this key recorded; this run comes first."""
+        """Return the provenance recorded by the newest run that computed this key; this run comes first."""
         records = [self.run.record, *read_runs(self.run.workspace)]
         stages = (stage for record in records for stage in record.stages.values())
         return next((stage.provenance for stage in stages if stage.stage_key == key and stage.provenance), {})

@@ -42,7 +42,7 @@ from vantage.schemas.safe_text import without_secrets
 
 WAITING_APPROVAL = STATES["waiting_approval"][1]
 MAX_RESTARTS = 50
-"""A deployed pipeline that has crashed so often is not started again: it would crash for ever."""
+"""Most restarts of a deployed pipeline after crashes; otherwise it might crash for ever."""
 
 
 async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[str], strict: bool) -> None:
@@ -64,7 +64,7 @@ async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[
     was_away = orchestrator.outages.prefect.was_noticed
     if was_away or any(
         each.status is not None and state.name != STATES[each.status][1] for each in left
-    ):  # Prefect may have recorded an error of its own, as an outage, and not how the run ended
+    ):  # Prefect may have recorded an error of its own, such as an outage, and not how the run ended
         await close_open_flow_runs(run, server=server_name(run.workspace.root))
         if any(each.flow_run_id in this for each in run.record.open_flow_runs):
             raise ServerUnavailable("the Prefect server does not answer")
@@ -119,7 +119,8 @@ async def pipeline(
             if orchestrator is None:
                 try:
                     run_id = run_id or await asyncio.to_thread(run_of, flow_run_id, workspace)
-                    # A person answers while the run's lock is free, so that the process that resumes the flow run can take it.
+                    # A person answers while the run's lock is free, so that the process that resumes the flow run can
+                    # take the lock.
                     if run_id and not await _is_answered(run_id, workspace) and state is not None:
                         return state
                     orchestrator = await asyncio.to_thread(
@@ -151,7 +152,7 @@ async def pipeline(
 async def _begun(
     flow_run_id: str, orchestrator: Orchestrator, *, started_by_prefect: bool
 ) -> AsyncIterator[None]:
-    """Record inside the block that this flow run executes an open run, and stop it as Prefect or the system asks."""
+    """Record that this flow run executes an open run; inside the block, stop the run if Prefect or the system asks."""
     await _begin(flow_run_id, orchestrator)
     # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
     drained = orchestrator.drain if started_by_prefect else None
@@ -171,24 +172,25 @@ async def _begun(
 
 
 def _before(step: str, orchestrator: Orchestrator) -> list[str]:
-    """Return the steps that must be over before it."""
+    """Return the steps that must be over before a step."""
     first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
     return list(dict.fromkeys([*first, *orchestrator.inputs[step].values()]))
 
 
 async def _allowed_meanwhile(orchestrator: Orchestrator) -> list[str]:
-    """Return steps that were blocked, and that a person has let go on while the others ran."""
+    """Return blocked steps that a person has allowed while the others ran."""
     if orchestrator.stop.is_set():
         return []
     is_answered = await asyncio.to_thread(orchestrator.take_up_answers)
     blocked = orchestrator.blocked()
-    # a step that waited for others as well may have taken up the answer that these were blocked by
+    # a step that also waited for others may have taken up the answer for which these steps were blocked
     is_free = any(orchestrator.obstacle(step) is None for step in blocked)
     return blocked if is_answered or is_free else []
 
 
 async def _is_answered(run_id: str, workspace: str) -> bool:
-    """Return whether a person has answered everything that the run asks; a flow run of a deployment is suspended for it."""
+    """Return whether a person has answered all questions of the run; a deployment's flow run is suspended until
+    then."""
     return bool(runtime.deployment.id) and await answer_in_form(run_id, workspace)
 
 
@@ -224,7 +226,7 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     ):  # the automation of its deployment starts it again
         status, message = "crashed", f"its worker was asked to end\n{message}"
     run.end_flow_run(flow_run_id, status, message, orchestrator.task_runs.ends())
-    if not orchestrator.stop.is_set():  # after a stop its attempts may go on, and time is short
+    if not orchestrator.stop.is_set():  # after a stop the attempts may go on, and time is short
         if orchestrator.outages.prefect.was_noticed:
             await orchestrator.task_runs.correct(flow_run_id, stage)
         await close_attempts(run, server=server_name(run.workspace.root))
@@ -240,8 +242,8 @@ async def when_ready(
 ) -> State[None] | None:
     """Wait for the steps ``before``, then attempt it; retry while its outcome allows, and skip it if it is blocked."""
     ended = {other: await each for other, each in before.items()}
-    # Prefect draws a line from each of these, so they are what the step reads and not all that it waits for. One that a
-    # person has approved of since is over, whatever its own task run has ended with.
+    # Prefect draws a line from each of these steps, so only the step's inputs are passed, and not all steps that it
+    # waits for. A step that a person has approved of since is over, whatever the state of its own task run.
     read = set(orchestrator.inputs[step].values())
     states = [
         each for other, each in ended.items() if other in read and each is not None and each.is_completed()

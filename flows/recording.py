@@ -36,7 +36,7 @@ from vantage.storage.storage import Storage
 from vantage.tasks.training.scratch import FETCHED, REPORTS, read_committed
 
 LONGEST_READING_SECONDS = 10.0
-"""Seconds that a run waits to remove a scratch folder while another holds the stage's key."""
+"""Seconds that a run waits to remove a scratch folder while another run holds the stage's key."""
 
 
 class Recording:
@@ -69,21 +69,22 @@ class Recording:
         self._inputs = inputs
         self._artifacts = artifacts
         self._before = dict(run.record.stages)
-        """The stages' records as the run was last left: their verdicts keep their interval methods."""
+        """The stages' records when this process began; their verdicts keep their interval methods."""
         self._earlier = earlier_verdicts(run.workspace, run.record)
         self._places: dict[str, Place] = {}
-        """Step → what it computes, and what it goes on from."""
+        """Step → its computation, and what that goes on from."""
         self._scratch: dict[str, Path] = {}
         """Stage key → folder of the journal of the computation that this process watches."""
 
     def goes_on_from(self, step: str, place: Place) -> None:
-        """Record the shorter stages that a step goes on from, before an attempt at it begins: nothing removes them then."""
+        """Record the shorter stages that a step goes on from, before an attempt begins, so that nothing removes
+        them."""
         self._places[step] = place
         if self.shorter(step) != self.run.record.stages[step].shorter:
             self.run.update_stage(step, shorter=self.shorter(step))
 
     def shorter(self, step: str) -> tuple[Shorter, ...]:
-        """Return the shorter stages that a step goes on from, as they are recorded."""
+        """Return the shorter stages that a step goes on from, in the form of run.json."""
         place = self._places.get(step)
         return (
             ()
@@ -172,7 +173,8 @@ class Recording:
             self.watcher.say(f"  {step} is made, and NOT SIGNED: {reason}; sign it later: {remedy}", "red")
 
     def _ask(self, step: str, artifact: Artifact, verdicts: tuple[Verdict, ...]) -> Standing:
-        """Record the question that a person must answer about the artifact, if there is one; return whether dependent steps may start."""
+        """Record the question to a person about the artifact, if there is one; return whether dependent steps may
+        start."""
         question = question_about(step, artifact, verdicts)
         if question is None:
             self.run.withdraw(step)
@@ -220,8 +222,8 @@ class Recording:
             usage=outcome.usage,
             facts=outcome.facts,
         )
-        # A run that waited for the artifact holds the key for a moment to read it. A process that holds it for longer uses
-        # the folder, and removes it.
+        # A run that waited for the artifact holds the key for a moment to read the artifact. A process that holds the
+        # key for longer uses the folder, and removes it.
         with (
             suppress(Locked),
             self.store.exclusive(
@@ -260,7 +262,7 @@ class Recording:
         """Record the metrics up to the last checkpoint: they show why a guard stopped the stage."""
         assert stage.stage_key is not None, "known of a stage that has begun"
         scratch = self._scratch.get(stage.stage_key) or self.store.reports(stage.stage_key, REPORTS)
-        with suppress(ValueError, OSError):  # a damaged journal is the next attempt's to report
+        with suppress(ValueError, OSError):  # the next attempt reports a damaged journal
             self.ledger.send_metrics(step, journal_entries(scratch, end=read_committed(scratch)[1]))
 
     def ended(self, step: str, **changes: Any) -> StageRecord:
@@ -271,7 +273,8 @@ class Recording:
         return stage
 
     def ledger_inputs(self, step: str) -> dict[str, Input]:
-        """Return role → stage and artifact that the step reads of this recipe; a shorter stage is among the artifact's parents."""
+        """Return role → stage and artifact of this recipe that the step reads. Shorter stages are only among the
+        parents."""
         return {
             role: Input(stage=read, artifact=self._artifacts[read])
             for role, read in self._inputs[step].items()
@@ -345,7 +348,8 @@ class AttemptObserver:
         self._feed = feed(request.step, begun.scratch, watcher=recording.watcher, ledger=recording.ledger)
 
     def _fetch(self, work: Work, target: Path) -> None:
-        """Fetch the files that an import copies: only the process that orders the run reaches MLflow and other runs."""
+        """Fetch the files that an import copies, since only the process that executes the run reaches MLflow and other
+        runs."""
         workspace = self._recording.run.workspace
         if not isinstance(work, ModelImport):
             return

@@ -1,4 +1,4 @@
-"""Decides whether and how a step is retried after a failed attempt."""
+"""Decide whether and how a step is retried after a failed attempt."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class Retry:
 
 
 class Retries:
-    """Decides on retries in one run, and keeps which were used."""
+    """Decides on retries in one run, and remembers which were used."""
 
     def __init__(self, recipe: ResolvedRecipe) -> None:
         self._recipe = recipe
         self._begun: Counter[str] = Counter()
-        """Step → attempts at it that this process began."""
+        """Step → number of attempts that this process began."""
         self._retried_once: set[tuple[str, int]] = set()
         """(Step, exit code) of retries that are allowed only once."""
 
@@ -95,8 +95,8 @@ class Retries:
 
 
 def _next_attempt(outcome: AttemptOutcome, attempt: int | None) -> str:
-    """Return the text about the next attempt: its number, and the checkpoint that it goes on from. ``attempt``: the last
-    one in run.json."""
+    """Return the text about the next attempt: its number, and the checkpoint that it goes on from; ``attempt``: the
+    number of the last one in run.json."""
     number = outcome.attempt or attempt or 0
     if outcome.committed_step:
         return f"attempt {number + 1} goes on from step {outcome.committed_step}"

@@ -1,7 +1,7 @@
 """Show runs that reused everything among Prefect's flow runs.
 
-Such a run starts no server and no flow, since there is nothing to order. It gets a flow run in its final state: at once where
-a server is configured, else by the next process that has a server of the workspace.
+Such a run starts no server and no flow, since no stage has to run. It gets a flow run in its final state: at once if a
+server is configured, else from the next process that has a server of the workspace.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _SECONDS = 20.0
 
 
 async def show_run(run: Run) -> bool:
-    """Create the flow run of a run of this process that has ended; returns whether Prefect has it.
+    """Create the flow run of this process's run, which has ended; returns whether Prefect has it.
 
     Prefect must not stop a run, so an error leaves it for the next process.
     """
@@ -36,7 +36,7 @@ async def show_run(run: Run) -> bool:
 
 
 async def show_earlier_runs(workspace: Workspace) -> None:
-    """Create the flow runs that earlier runs of the workspace have not got, because no server answered when they ended."""
+    """Create the missing flow runs of earlier runs of the workspace that ended while no server answered."""
     try:
         async with get_client() as client:
             # Each is locked while it is yielded, so that no other process creates its flow run too

@@ -14,7 +14,7 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.recipe.stage import Training
 
 SLOW_DISK = 50e6
-"""Bytes per second. A checkpoint that even such a disk takes within the grace period needs no measurement."""
+"""Bytes per second. No measurement is needed if even such a slow disk takes a checkpoint within the grace period."""
 _MEASURED = 256 * 2**20
 """Most bytes that are written to measure a disk."""
 _MEASURED_SECONDS = 1.0
@@ -33,7 +33,7 @@ def saving_warnings(
     """Return a warning for each stage to compute that cannot save its state within its grace period.
 
     Args:
-        folder: folder on the disk that takes the checkpoints; the disk is measured only where a checkpoint is large.
+        folder: folder on the disk that takes the checkpoints; the disk is measured only if a checkpoint is large.
         rate: returns the bytes per second that the folder's disk takes; None: it cannot be measured.
     """
     found, measured = [], None
@@ -65,7 +65,7 @@ def saving_warnings(
 
 
 def _most(model: Model) -> int:
-    """Return the most bytes of any stage's checkpoint; 0 where they cannot be estimated."""
+    """Return the most bytes of any stage's checkpoint; 0 if they cannot be estimated."""
     try:
         return most_checkpoint_bytes(model)
     except ValueError:  # the model is not on this machine
@@ -73,7 +73,7 @@ def _most(model: Model) -> int:
 
 
 def _size(recipe: ResolvedRecipe, name: str) -> int:
-    """Return the bytes of the stage's checkpoint; 0 where they cannot be estimated."""
+    """Return the bytes of the stage's checkpoint; 0 if they cannot be estimated."""
     try:
         return checkpoint_bytes(recipe, name)
     except ValueError:  # the model is not on this machine
@@ -81,7 +81,8 @@ def _size(recipe: ResolvedRecipe, name: str) -> int:
 
 
 def write_rate(folder: Path) -> float | None:
-    """Return the bytes per second that the folder's disk takes, hashed as a checkpoint is; None: nothing can be written.
+    """Return the bytes per second that the folder's disk takes, with hashing as for a checkpoint; None: nothing can be
+    written.
 
     At most 256 MiB are written, for about a second, to a file that is removed.
     """

@@ -1,4 +1,4 @@
-"""The plan of a recipe, which changes nothing, and that of a run, which is shown before its first stage."""
+"""Plan a recipe, which changes nothing, or a run, whose plan is shown before its first stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ def plan_recipe(
 
     Raises:
         vantage.schemas.problems.RecipeError: the recipe is invalid.
-        ValueError: this installation or the workspace lacks what it needs; there is no such part, or it is one stage
-            whose inputs are not made.
+        ValueError: this installation or the workspace lacks something that the recipe needs; there is no such part, or
+            the part is one stage whose inputs are not made.
     """
     resolved, chosen = load_resolved(source, overrides, part=part, workspace=workspace)
     check_extras(resolved)
@@ -58,11 +58,11 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
     """Plan the run and show the plan, with its warnings.
 
     Args:
-        strict: refuse to reuse what was made with other code or libraries.
+        strict: refuse to reuse artifacts that were made with other code or libraries.
         chosen: learning rates that the recipe left open, shown with the plan.
 
     Raises:
-        vantage.runs.planning.DriftError: ``strict``, and something that would be reused was made with others.
+        vantage.runs.planning.DriftError: ``strict``, and an artifact to reuse was made with other code or libraries.
     """
     recipe = run.record.recipe
     steps = plan(
@@ -86,7 +86,7 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
 
 
 def ledger_warnings(workspace: Workspace) -> list[str]:
-    """Return a warning if several machines may use the workspace, and MLflow's database lies on this one."""
+    """Return a warning if several machines may use the workspace, and MLflow's database is on this one."""
     if workspace.uri is None or tracking.address(None, workspace.root).startswith("http"):
         return []
     return [

@@ -37,11 +37,11 @@ def open_run(
 
     Args:
         held: closes the run's lock and ledger.
-        recipe: a recipe's file, the name of a built-in one, or a recipe's text; not read where ``run_id`` is given.
+        recipe: a recipe's file, the name of a built-in one, or a recipe's text; not read if ``run_id`` is given.
         overrides: ``KEY=VALUE``.
         workspace: the folder or bucket with runs, artifacts and ledger.
-        run_id: of the run to resume, with its recorded recipe; None: the newest unfinished run of the recipe, or a new
-            one.
+        run_id: id of the run to resume, with its recorded recipe; None: the newest unfinished run of the recipe, or a
+            new one.
         strict: refuse to reuse artifacts that were made with other code or libraries.
 
     Raises:

@@ -1,4 +1,5 @@
-"""A run's last lines if MLflow lacks its records: the reason, where they wait, and the command that sends them."""
+"""A run's last lines if MLflow lacks its records: the reason, the folder in which they wait, and the command to send
+them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The pages of MLflow and Prefect on a workspace's own databases, on loopback, for as long as somebody looks."""
+"""Serve the pages of MLflow and Prefect for a workspace's own databases, on loopback, for the time of a block."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ START_SECONDS = 120.0
 
 @contextmanager
 def user_interfaces(workspace: Workspace) -> Iterator[dict[str, str]]:
-    """Yield program → address of its page; servers that are configured are named, the others started for the block.
+    """Yield program → address of its page: the configured server, or a server that is started for the block.
 
     Raises:
         ValueError: the workspace has no records that a server could show.
@@ -70,7 +70,7 @@ def _show_runs_that_reused_everything(workspace: Workspace) -> None:
 
 @contextmanager
 def _mlflow(workspace: Workspace, records: str) -> Iterator[str]:
-    """Yield the address of MLflow's page; starts a server where the records are in a database."""
+    """Yield the address of MLflow's page; starts a server if the records are in a database."""
     if records.startswith("http"):
         yield tracking.without_password(records)
         return

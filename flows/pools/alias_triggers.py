@@ -15,14 +15,15 @@ from vantage.schemas.recipe.sources import Registered, model_source
 ON_TAG = "on:"
 """Prefix of a deployment's tag that names the alias which starts it."""
 _REPEATED = timedelta(days=1)
-"""Time in which an event that arrives again starts nothing; Prefect keeps a row for each movement twice as long."""
+"""Time in which a repeated event starts nothing; Prefect keeps a row for each movement twice as long."""
 
 
 def checked_alias(text: str, recipe: ResolvedRecipe) -> str:
     """Return the ``NAME@ALIAS`` of ``--on models:/NAME@ALIAS``.
 
     Raises:
-        ValueError: it names no alias, or the recipe itself moves the alias, so that each run would start the next one.
+        ValueError: the text names no alias, or the recipe itself moves the alias, so that each run would start the next
+            one.
     """
     source = model_source(text)
     if not isinstance(source, Registered) or source.alias is None or not re.fullmatch(source.PATTERN, text):
@@ -39,7 +40,7 @@ def checked_alias(text: str, recipe: ResolvedRecipe) -> str:
 
 
 def alias_trigger(target: str) -> EventTrigger:
-    """Return the trigger that fires once for each movement of the alias, also where its event arrives twice."""
+    """Return the trigger that fires once for each movement of the alias, even if its event arrives twice."""
     return EventTrigger(
         expect={MOVED},
         match=ResourceSpecification({"prefect.resource.id": alias_resource(target)}),

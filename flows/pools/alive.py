@@ -1,7 +1,7 @@
-"""A file that a worker touches whenever it asks its pool for work; a container's probe finds by it that a worker hangs.
+"""A file that a worker touches whenever it asks its pool for work, by which a container's probe finds a hung worker.
 
 ``python -m vantage.flows.pools.alive`` ends with exit code 0 if the worker has asked within the last ten minutes, else with 1.
-A Prefect server that does not answer makes no worker hang: it goes on asking.
+A worker does not count as hung if the Prefect server does not answer, since it goes on asking.
 """
 
 import os
@@ -18,10 +18,11 @@ and longer pauses."""
 
 
 def mark_alive() -> None:
-    """Record that the worker asks now. A full disk does not stop the worker, and setting a time takes no room on it."""
+    """Record that the worker asks now. Setting the file's time needs no room, so a full disk does not stop the
+    worker."""
     if (path := os.environ.get(ALIVE_FILE)) is None:
         return
-    now = time.monotonic_ns()  # the same clock for all processes of a machine, and nobody sets it
+    now = time.monotonic_ns()  # the same clock for all processes of a machine, and it is never set
     with suppress(OSError):
         if not os.path.exists(path):
             Path(path).touch(mode=0o600)

@@ -33,7 +33,7 @@ from vantage.tasks.training.watched import ask_to_finish
 
 BEAT_SECONDS = 5.0
 LOG_BYTES = 2**20
-"""Bytes of a log that is sent with every heartbeat; a log of twice as many is sent with every second one."""
+"""Bytes of a log that is sent with every heartbeat; a log of twice this size is sent with every second heartbeat."""
 
 # A number beyond 64 bits in a form of Prefect breaks its pages for everyone.
 _Number = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -90,7 +90,7 @@ def _make(request: AttemptRequest, number: int, stop: threading.Event) -> Attemp
 def _make_room(storage: Storage, request: AttemptRequest) -> None:
     """Remove the checkpoints of a committed artifact from this machine; the run reads the journal in the bucket.
 
-    Called before the outcome is known to the run, which then wants the key for itself.
+    Called before the run knows the outcome, since the run needs the key itself then.
     """
     with (
         _network_faults_ignored(),
@@ -111,8 +111,8 @@ class _Observer(Unobserved):
 
 
 class _Reporter:
-    """A thread that writes to the storage every few seconds that the attempt lives and what it printed, and reads
-    requests to stop or finish."""
+    """A thread that writes heartbeats and the attempt's output to the storage every few seconds, and reads requests to
+    stop or finish."""
 
     def __init__(
         self, messages: Messages, log: Path, stop: threading.Event, *, scratch: Path, run_id: str
@@ -142,7 +142,7 @@ class _Reporter:
                 self._messages.write("beat", str(beat).encode())
                 if time.monotonic() >= self._send_at:
                     self._send_log()
-                    # It is sent whole: the longer it is, the more seldom
+                    # The whole log is sent, so a longer one is sent less often
                     self._send_at = time.monotonic() + BEAT_SECONDS * self._sent / LOG_BYTES
                 if self._messages.read("stop") is not None:
                     self._stop.set()

@@ -28,16 +28,16 @@ FORMER_ENTRYPOINTS = {
 
 
 class UnknownPool(ValueError):
-    """Prefect has no such work pool; the message contains how to make one."""
+    """Prefect has no such work pool; the message explains how to make one."""
 
 
 def attempt_deployment(pool: str) -> str:
-    """Return name of the deployment of attempts on a pool."""
+    """Return the name of the deployment of attempts on a pool."""
     return f"{ATTEMPT}/{pool}"
 
 
 def check_name(option: str, given: str, what: str) -> None:
-    """Raise ValueError if Prefect or its database does not take a name that an option gives."""
+    """Raise ValueError if Prefect or its database does not accept an option's name."""
     if not _NAME.fullmatch(given):
         raise ValueError(
             f"{option}={given[:100]!a} is no name of a {what}: 1 to 200 printable characters without / % & < >; name another"
@@ -45,7 +45,7 @@ def check_name(option: str, given: str, what: str) -> None:
 
 
 def require_pool(client: SyncPrefectClient, pool: str, *, field: str = "resources.pool") -> None:
-    """Raise UnknownPool if Prefect has no such work pool; ``field`` is where the user has named it."""
+    """Raise UnknownPool if Prefect has no such work pool; ``field``: the field in which the user has named it."""
     try:
         client.read_work_pool(pool)
     except ObjectNotFound:
@@ -85,7 +85,7 @@ def create_pool(client: SyncPrefectClient, pool: str) -> bool:
 
 
 def with_former_entrypoints(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    """Return deployments that no worker with this version of Vantage can import, by name."""
+    """Return the deployments that no worker with this version of Vantage can import, sorted by name."""
     deployments = client.read_deployments()
     return sorted(
         (each for each in deployments if each.entrypoint in FORMER_ENTRYPOINTS), key=lambda each: each.name
@@ -125,7 +125,7 @@ def renew_entrypoints(client: SyncPrefectClient, pool: str) -> list[str]:
 def deploy_attempts(client: SyncPrefectClient, pool: str) -> None:
     """Register the flow of attempts on the pool; an existing registration of this version stays unchanged.
 
-    A pool that was deleted leaves its deployment without one, also when a pool of the same name is made again.
+    A deleted pool leaves its deployment without a pool, even if a pool of the same name is made again.
     """
     from vantage.flows.pools.attempt_flow import attempt
 

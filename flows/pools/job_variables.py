@@ -1,4 +1,4 @@
-"""Prefect job variables of an attempt: what it asks of the container or process that a worker starts."""
+"""Prefect job variables of an attempt: its needs from the container or process that a worker starts."""
 
 import math
 from typing import Any
@@ -14,13 +14,14 @@ ENVIRONMENT = {
 
 
 SECONDS_TO_SEND = 580
-"""Seconds that a container of a pool has to end in addition to the grace period: until its checkpoint is in the bucket."""
+"""Seconds after the grace period in which a pool's container must end, until its checkpoint is in the bucket."""
 
 
 def job_variables(resources: Resources) -> dict[str, Any]:
-    """Return the job variables of one attempt; a pool ignores those that its template does not use.
+    """Return the job variables of one attempt; a pool ignores variables that its template does not use.
 
-    ``gpus``, ``cpus``, ``memory``, ``image``, ``node_selector`` and ``seconds_to_save`` are those of the templates in ``deploy/pools``.
+    The templates in ``deploy/pools`` use ``gpus``, ``cpus``, ``memory``, ``image``, ``node_selector`` and
+    ``seconds_to_save``.
     """
     asked = {
         "gpus": resources.gpus,
@@ -32,7 +33,7 @@ def job_variables(resources: Resources) -> dict[str, Any]:
         if resources.grace_seconds == GRACE_SECONDS
         else SECONDS_TO_SEND + math.ceil(resources.grace_seconds),
     }
-    # A container cannot see its own image's name, and its attempt records it.
+    # A container cannot see the name of its image, which the attempt records.
     image = {} if resources.image is None else {"VANTAGE_IMAGE": resources.image}
     return {
         "env": {**ENVIRONMENT, **image},

@@ -64,7 +64,7 @@ HEARTBEAT_SECONDS = 30
 LOST_SECONDS = 90.0
 """Seconds without a heartbeat after which a pipeline counts as lost, and is started again."""
 NOT_BEGUN_SECONDS = 900.0
-"""Seconds after which a pipeline that a worker has taken, and that has not begun, counts as crashed."""
+"""Seconds after which a pipeline that a worker has taken but that has not begun counts as crashed."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Pipeline:
     stage_pools: frozenset[str] = frozenset()
     """Pools of the recipe's stages."""
     concurrency: int = 1
-    """Most runs that may be under way at once."""
+    """Most runs that may be under way at the same time."""
     on_overlap: OnOverlap = "skip"
-    """Treatment of a run that is to begin while that many are under way."""
+    """Treatment of a run that should begin while that many are under way."""
     paused: bool | None = None
     """Whether its schedule is paused; None: unchanged in Prefect if it exists, else active."""
     on_alias: str | None = None
@@ -108,7 +108,7 @@ class Pipeline:
 
     @property
     def warnings(self) -> list[str]:
-        """Return what may go wrong when workers run it."""
+        """Return warnings about problems when workers run the pipeline."""
         found = []
         if self.pool in self.stage_pools:
             found.append(
@@ -151,9 +151,9 @@ def pipeline_of(
         source: a recipe's file, or the name of a built-in one.
         overrides: ``KEY=VALUE``.
         workspace: a folder that all workers reach, or a bucket.
-        pool: work pool of the process that orders the stages.
+        pool: work pool of the process that executes the run.
         name: name of the deployment; None: the recipe's.
-        cron, interval, rrule: at most one; when the pipeline is started; ``interval`` in seconds.
+        cron, interval, rrule: schedule of the pipeline, at most one of these; ``interval`` in seconds.
         timezone: time zone of the schedule; None: UTC.
         concurrency, on_overlap, paused: see ``Pipeline``.
         on: ``models:/NAME@ALIAS``, whose movements start the pipeline.
@@ -231,8 +231,8 @@ def _with_full_paths(overrides: Sequence[str], resolved: ResolvedRecipe) -> tupl
 
 
 def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
-    """Create the deployment, or update the one of this name, with the automations that restart a lost pipeline, and
-    the one that starts it when an alias moves.
+    """Create the deployment, or update the one of this name, with the automations that restart a lost pipeline and
+    start it when an alias moves.
 
     Raises:
         UnknownPool: Prefect has no such work pool.
@@ -255,7 +255,7 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
         concurrency_limit=None if pipeline.strategy is None else pipeline.concurrency,
         concurrency_options=pipeline.strategy,
         paused=paused
-        # the pause is remembered until there is a schedule again; it can be started by hand
+        # the pause is remembered until there is a schedule again; until then, the deployment can be started by hand
         and not schedules,
         parameters=pipeline.parameters,
         description=f"Recipe {pipeline.version} in {pipeline.workspace}.",
@@ -275,9 +275,9 @@ def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
 
 
 def is_paused(client: SyncPrefectClient, pipeline: Pipeline) -> bool:
-    """Return whether somebody has paused the deployment of this name, all its schedules, or the one that it is to get.
+    """Return whether somebody has paused the deployment of this name, all its schedules, or its future schedule.
 
-    False if there is none.
+    Returns False if there is no such deployment.
     """
     try:
         known = client.read_deployment_by_name(f"{FLOW}/{pipeline.name}")
@@ -289,7 +289,7 @@ def is_paused(client: SyncPrefectClient, pipeline: Pipeline) -> bool:
 
 
 def _times(schedule: SCHEDULE_TYPES | None) -> dict[str, Any] | None:
-    """Return what decides when a schedule is due, without the moment from which an interval is counted."""
+    """Return the fields that decide when a schedule is due, without the moment from which an interval is counted."""
     return None if schedule is None else schedule.model_dump(exclude={"anchor_date"})
 
 
@@ -302,12 +302,12 @@ def registered(client: SyncPrefectClient) -> list[DeploymentResponse]:
 def remove(client: SyncPrefectClient, name: str) -> list[str]:
     """Remove a deployment and its automations; its runs stay.
 
-    While runs of it are under way, remove only what starts new ones, and return the names and states of these runs. Without
-    their deployment, Prefect (3.x) would show running ones as running for ever, if the deployment has a limit of runs, and
-    would never start those that wait for a worker, an earlier run or a person.
+    While its runs are under way, remove only the schedules and automations that start new ones, and return the names
+    and states of these runs. Without their deployment, Prefect (3.x) would show running ones as running for ever, if
+    the deployment has a limit of runs, and would never start runs that wait for a worker, an earlier run or a person.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no deployment of this name.
     """
     try:
         deployment = client.read_deployment_by_name(f"{FLOW}/{name}")
@@ -330,8 +330,8 @@ def remove(client: SyncPrefectClient, name: str) -> list[str]:
 def _under_way(client: SyncPrefectClient, deployment: UUID) -> list[str]:
     """Return the names and states of a deployment's runs that have not ended, except those that Prefect removes with it.
 
-    It removes those that were scheduled and never taken by a worker. ``AwaitingConcurrencySlot``, ``AwaitingRetry`` and
-    ``Resuming`` are of the type SCHEDULED too; these runs would stay, and never go on.
+    Prefect removes runs that were scheduled and never taken by a worker. ``AwaitingConcurrencySlot``, ``AwaitingRetry``
+    and ``Resuming`` are of the type SCHEDULED too, but these runs would stay, and never go on.
     """
     states = [each for each in StateType if each not in TERMINAL_STATES]
     found = client.read_flow_runs(
@@ -347,9 +347,11 @@ def _under_way(client: SyncPrefectClient, deployment: UUID) -> list[str]:
 
 
 def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
-    """Return three automations: a pipeline that is lost, or never begins, becomes crashed, and a crashed one is started again.
+    """Return three automations: a pipeline that is lost, or never begins, becomes crashed; a crashed pipeline is
+    started again.
 
-    A worker may be lost after it has taken a flow run and before that begins, and a process before its first heartbeat.
+    A worker may be lost after it has taken a flow run and before the run begins, and a process before its first
+    heartbeat.
     A restarted pipeline goes on with its unfinished run, and joins attempts that still run on their workers. Prefect
     refuses a number of ``restarts`` above the flow's limit, which ends a pipeline that crashes each time.
     """
@@ -435,7 +437,7 @@ _DEFAULTS = {
     "seed": "none",
     "strict": "false",
 }
-"""Parameter that is passed on → its default, in Jinja: Prefect stores no parameter that was left out."""
+"""Parameter that is passed on → its default, in Jinja, since Prefect does not store omitted parameters."""
 
 
 def _parameter(field: str, default: str, *, plus: int = 0) -> dict[str, Any]:
@@ -446,7 +448,7 @@ def _parameter(field: str, default: str, *, plus: int = 0) -> dict[str, Any]:
 
 
 def _remove_schedules(client: SyncPrefectClient, name: str) -> None:
-    """Remove the schedules of a deployment: Prefect adds those that it is given to those that are there."""
+    """Remove the schedules of a deployment, since Prefect would add new schedules to them."""
     try:
         deployment = client.read_deployment_by_name(f"{FLOW}/{name}")
     except ObjectNotFound:

@@ -1,4 +1,5 @@
-"""Make one attempt on a worker of a Prefect work pool; this module is the side of the run that asks for it.
+"""Make one attempt on a worker of a Prefect work pool; this module runs in the process of the run that asks for the
+attempt.
 
 The requests for a stage key are numbered, and the attempt's Prefect flow run has that number as its idempotency key. So a
 restarted run, or another run that needs the same artifact, finds the flow run that is under way. The outcome is read from
@@ -47,7 +48,7 @@ QUEUED_SECONDS = 10.0
 OUTAGE_SECONDS = 900.0
 """Longest wait for a Prefect server or a storage that does not answer."""
 STOP_SECONDS = 40.0
-"""Time in addition to the grace period until the outcome of an attempt that was asked to stop is in the storage."""
+"""Seconds after the grace period until the outcome of an attempt that was asked to stop is in the storage."""
 WITHDRAWN = "Vantage withdrew the request"
 """Message of a flow run that Vantage cancelled; a flow run that a person cancelled has another message, or none."""
 CANCELLED_IN_PREFECT = Failure(
@@ -77,7 +78,7 @@ def run_on_pool(
         storage: the opened ``request.storage``, which the workers must reach at the same address.
         observer: called in this thread.
         stop: when set, the attempt is asked to save its state and stop.
-        outages: report that Prefect or the storage does not answer.
+        outages: reports that Prefect or the storage does not answer.
         started: called with the id of the attempt's flow run, and with ``attempt``, the name of its messages.
     """
     began = time.monotonic()
@@ -88,13 +89,14 @@ def run_on_pool(
             if attempt is not None:
                 started(attempt.flow_run_id, attempt=attempt.name)
             outcome = AttemptOutcome(status="stopped") if attempt is None else attempt.wait()
-            # Its worker was asked to end before it began, or another run has moved it to its own pool: ask again.
+            # The worker was asked to end before the attempt began, or another run has moved it to its own pool: ask
+            # again.
             if outcome.status != "stopped" or stop.is_set():
                 return outcome.model_copy(update={"seconds": time.monotonic() - began})
 
 
 def _patiently(ask: Callable[[], "_Attempt"], stop: threading.Event, outage: Outage) -> "_Attempt | None":
-    """Return what ``ask`` returns when Prefect answers; None if a stop was requested before.
+    """Repeat ``ask`` until Prefect answers, and return its result; None if a stop was requested before.
 
     Raises:
         HTTPError, PrefectException: Prefect has not answered for ``OUTAGE_SECONDS``.
@@ -147,7 +149,7 @@ class Asked(Frozen):
     run_id: str
     pool: str = ""
     token: str
-    """Random part of the idempotency key, so that no flow run of another storage or of earlier days is found."""
+    """Random part of the idempotency key, so that no flow run of another storage, or from before, is found."""
 
 
 def _ask(messages: Messages, request: AttemptRequest, pool: str) -> Asked:
@@ -159,10 +161,10 @@ def _ask(messages: Messages, request: AttemptRequest, pool: str) -> Asked:
 
 
 def _flow_run_of(asked: Asked, messages: Messages, request: AttemptRequest, pool: str) -> FlowRun | None:
-    """Return the flow run that was asked for. It is on the pool of the run that asked first, which may not have started it yet.
+    """Return the requested flow run, on the pool of the run that asked first; that run may not have started it yet.
 
-    It is created on that pool by whichever run comes first. On another pool it would wait for that pool's workers, and each run
-    would take it for the other's. None: the pool no longer exists, and the request is closed.
+    Whichever run comes first creates the flow run on that pool. On another pool it would wait for that pool's workers,
+    and each run would take it for the other's. Returns None if the pool no longer exists, and closes the request.
     """
     where = asked.pool or pool
     try:
@@ -178,7 +180,7 @@ def _flow_run_of(asked: Asked, messages: Messages, request: AttemptRequest, pool
 async def _start_flow_run(request: AttemptRequest, number: int, token: str, pool: str) -> FlowRun:
     """Return the flow run of a numbered attempt; Prefect creates it unless it exists.
 
-    Run this in an event loop of its own: in the flow's loop, Prefect would wait for the flow run.
+    Run this in a separate event loop: in the flow's loop, Prefect would wait for the flow run.
     """
     name = f"{request.step} · {request.run_id} · {number}"
     return await arun_deployment(
@@ -212,7 +214,7 @@ class _Attempt:
         stop: threading.Event,
         outages: Outages,
     ) -> None:
-        """Hold an attempt on a pool. ``pool`` is that of the waiting run; ``asked.pool`` is that of the run which asked
+        """Hold an attempt on a pool; ``pool``: pool of the waiting run; ``asked.pool``: pool of the run that asked
         first."""
         self._client = client
         self._flow_run = flow_run
@@ -231,7 +233,8 @@ class _Attempt:
         self._started = time.monotonic()
         self._reported = 0.0
         self._heard = time.monotonic()
-        """When the attempt's heartbeat or its flow run's state last changed, or it was last seen to wait for a worker."""
+        """Time when the attempt's heartbeat or its flow run's state last changed, or when it was last seen waiting for
+        a worker."""
 
     @property
     def flow_run_id(self) -> str:
@@ -247,7 +250,7 @@ class _Attempt:
         """Wait for the outcome; the attempt is given up when its process is lost.
 
         Raises:
-            BaseError: of obstore: the storage has not answered for ``OUTAGE_SECONDS``.
+            BaseError: obstore's error, if the storage has not answered for ``OUTAGE_SECONDS``.
         """
         answered = time.monotonic()
         while True:
@@ -259,7 +262,7 @@ class _Attempt:
                 if time.monotonic() - answered >= OUTAGE_SECONDS:
                     raise
                 outcome = None
-                self._heard = time.monotonic()  # its heartbeats may be in the storage, unread
+                self._heard = time.monotonic()  # the storage may have unread heartbeats
                 self._outages.storage.noticed(error)
             if outcome is not None:
                 return self._ours(outcome)
@@ -309,8 +312,8 @@ class _Attempt:
         return None
 
     def was_moved(self) -> bool:
-        """Close another run's request that waits for a pool without workers, if our pool has some; then we ask again on
-        ours."""
+        """Close another run's request that waits for a pool without workers, if our pool has workers; then we ask again
+        on our pool."""
         state, theirs = self._flow_run.state, self._asked.pool
         if theirs in ("", self._pool) or state is None or state.type != StateType.SCHEDULED:
             return False
@@ -402,7 +405,7 @@ class _Attempt:
         return lost
 
     def _stopped(self) -> AttemptOutcome:
-        """Ask the attempt to save and stop, and wait for that; one that has not started is cancelled."""
+        """Ask the attempt to save and stop, and wait for that; an attempt that has not started is cancelled."""
         if isinstance(self._stop, Stop) and self._stop.leaves_pools:
             return AttemptOutcome(status="stopped")
         self._messages.write("stop", b"")
@@ -433,7 +436,8 @@ class _Attempt:
 
 @contextmanager
 def _server_faults_ignored(outage: Outage) -> Iterator[None]:
-    """Ignore server faults: an unreachable Prefect server ends no attempt, whose outcome comes by the storage."""
+    """Ignore server faults: an unreachable Prefect server ends no attempt, since the outcome comes through the
+    storage."""
     try:
         yield
         outage.is_over()

@@ -1,7 +1,8 @@
-"""Check when a deployment is to be started, before Prefect gets it: its server works out the next dates of all schedules in one loop.
+"""Check the schedule of a deployment before Prefect gets it: its server computes the next dates of all schedules in one
+loop.
 
-A rule whose next date takes long to find blocks that loop, and with it the server, for everybody. A time that never comes, or one
-beyond the year 9999, starts nothing and fills the server's log with tracebacks.
+A rule whose next date takes long to find blocks that loop, and so the server, for everybody. A date that never comes,
+or is beyond the year 9999, starts nothing, and fills the server's log with tracebacks.
 """
 
 import datetime
@@ -38,7 +39,7 @@ def schedule_of(
     """Return the schedule that the options describe; None if they give no time.
 
     Raises:
-        ValueError: it is none, is never due, or takes Prefect's server too long.
+        ValueError: the options are no schedule, or one that is never due or takes Prefect's server too long.
     """
     times: dict[str, Any] = {"cron": cron, "interval": interval, "rrule": rrule}
     named = [name for name, value in times.items() if value is not None]
@@ -81,7 +82,7 @@ def _check_cron(cron: str) -> None:
 
 
 def _check_rule(rrule: str) -> None:
-    """Find the next date in a process of its own: some rules never end looking for it."""
+    """Find the next date in a separate process, since for some rules the search never ends."""
 
     try:
         found = subprocess.run(

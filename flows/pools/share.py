@@ -33,10 +33,10 @@ def share_of_this_machine(
     Args:
         resources: what the attempt asks for.
         stop: ends the wait.
-        gpus: of the machine; None: those that this process may use.
+        gpus: GPUs of the machine; None: those that this process may use.
 
-    Raises:
-        ValueError: it asks for more GPUs than there are.
+        Raises:
+            ValueError: ``resources`` asks for more GPUs than there are.
     """
     machine = Machine(cpus=_cpus(), gpus=with_uuids(available_gpus() if gpus is None else gpus))
     cpus, count = machine.share_of(resources)
@@ -46,7 +46,7 @@ def share_of_this_machine(
 
 
 def _cpus() -> int:
-    """Return the CPUs of an attempt that asks for no number."""
+    """Return the number of CPUs of an attempt that does not ask for a number."""
     return max(1, available_cpus() // max(1, int(os.environ.get(SLOTS, "1"))))
 
 

@@ -38,17 +38,18 @@ class Worker(ProcessWorker):
 
     @property
     def running(self) -> int:
-        """Return how many flow runs it has started that have not ended."""
+        """Return the number of flow runs that the worker has started and that have not ended."""
         return int(self.limiter.borrowed_tokens)
 
 
 def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Take attempts from the pool until SIGTERM, SIGINT or SIGHUP, then wait until those that run have saved and ended.
+    """Take attempts from the pool until SIGTERM, SIGINT or SIGHUP, then wait until running attempts have saved and
+    ended.
 
     Args:
         pool: the work pool, created if missing.
-        name: of the worker, in Prefect.
-        slots: attempts that it runs at once.
+        name: name of the worker in Prefect.
+        slots: number of attempts that it runs at the same time.
         gpus: GPUs for its attempts, as CUDA_VISIBLE_DEVICES takes them; empty: none.
         say: prints a line.
     """

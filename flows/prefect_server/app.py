@@ -29,8 +29,8 @@ class OwnHostOnly:
     """Accepts requests to this server's own host names, from its own pages or from no page."""
 
     def __init__(self, app: ASGIApp, port: int, public_address: str | None = None) -> None:
-        """Allow requests to this machine's names. ``public_address``: the address of a proxy that passes requests of
-        other machines on: ``https://prefect.example.org``.
+        """Allow requests to this machine's names; ``public_address``: address of a proxy that passes on requests of
+        other machines, such as ``https://prefect.example.org``.
         """
         self._app = app
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}

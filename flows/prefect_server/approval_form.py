@@ -41,9 +41,10 @@ def run_of(flow_run_id: str, workspace: str) -> str | None:
 
 
 async def answer_in_form(run_id: str, workspace: str) -> bool:
-    """Get an answer to every open question of the run; suspends the flow run where the form was not sent yet.
+    """Get an answer to every open question of the run; suspends the flow run if the form was not sent yet.
 
-    Returns whether all are answered: Prefect cannot suspend a flow run without a deployment, or one within another flow run.
+    Returns whether all are answered. Prefect cannot suspend a flow run without a deployment, or one within another flow
+    run.
 
     Raises:
         prefect.exceptions.Pause: the flow run is suspended, and this process has to end.
@@ -75,7 +76,7 @@ async def _ask(run_id: str, question: Question) -> Decision:
     about = "\n".join(f"- {verdict}" for verdict in question.verdicts)
     text = f"**{question.subject}** of run {run_id} waits for a person.\n\n{about}\n\nArtifact `{question.digest}`"
     form = Decision.with_initial_data(description=text)
-    for number in count():  # each form is sent once; after an invalid one there is another
+    for number in count():  # each form is sent once; after invalid content there is another form
         try:
             given = await asuspend_flow_run(wait_for_input=form, key=f"{question.id[:32]}-{number}")
             if given.reason.strip() and given.name.strip():

@@ -45,7 +45,7 @@ STATES = {
 }
 """Status of a stage or run → Prefect's type of state, and the displayed name.
 
-``crashed`` is a run that its deployment is to start again.
+``crashed`` is for a run that its deployment should start again.
 """
 
 log = logging.getLogger(__name__)
@@ -97,8 +97,9 @@ def page_of(flow_run_id: str) -> str:
 async def tell_that_it_was_scheduled(flow_run_id: str) -> None:
     """Emit the event ``Scheduled`` of a flow run that a schedule created, since Prefect 3.8's scheduler emits none.
 
-    If the flow run begins within five minutes, its later events follow the missing one, and the server keeps them from
-    automations for 15 minutes: a crashed pipeline would be started again so late. A server that fails now costs that alone.
+    If the flow run begins within five minutes, its later events follow the missing one, and the server hides them from
+    automations for 15 minutes, so a crashed pipeline would be restarted late. That is all that happens if the server
+    fails now.
     """
     try:
         async with get_client() as client:
@@ -114,7 +115,7 @@ async def tell_that_it_was_scheduled(flow_run_id: str) -> None:
         "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",
         "prefect.resource.name": flow_run.name,
     }
-    # A state's event has the state's id, by which the next one names what it follows
+    # A state's event has the state's id, which the next event names as its predecessor
     emit_event(f"prefect.flow-run.{first.name}", resource, occurred=first.timestamp, id=first.id)
 
 
@@ -164,7 +165,7 @@ async def close_open_flow_runs(run: Run, *, server: str) -> None:
     """Set the final state of flow runs that Prefect still shows as running, or as failed though they ended otherwise.
 
     These are the flow runs of ``run`` and of its attempts on pools, and those of all inactive runs of the workspace, on
-    ``server``. Those that cannot be closed now stay open for the next run.
+    ``server``. Flow runs that cannot be closed now stay open for the next run.
     """
     storage = run.workspace.storage
 
@@ -173,7 +174,7 @@ async def close_open_flow_runs(run: Run, *, server: str) -> None:
 
     async with get_client() as client:
         run.close_flow_runs(await _close(client, run.record, server, storage, executed=True))
-        # In threads: in a bucket it takes seconds, in which this loop must notice a request to stop.
+        # In threads: reading from a bucket takes seconds, in which this loop must notice a request to stop.
         for record in await asyncio.to_thread(_records, run.workspace, is_left):
             closed = await _close(client, record, server, storage)
             await asyncio.to_thread(_set_closed, run.workspace, record.run_id, closed)
@@ -182,7 +183,8 @@ async def close_open_flow_runs(run: Run, *, server: str) -> None:
 async def close_attempts(run: Run, *, server: str) -> None:
     """Set the state of the run's attempts on pools that Prefect shows as crashed or failed, though they ended otherwise.
 
-    A process that is about to record its end has a few seconds for it. What cannot be closed stays open for the next run.
+    A process that is about to record its end has a few seconds for that. Flow runs that cannot be closed stay open for
+    the next run.
     """
     try:
         async with asyncio.timeout(CLOSING_SECONDS), get_client() as client:
@@ -218,8 +220,8 @@ async def _close(
 ) -> set[str]:
     """Close a run's open flow runs; returns the ids of those that are closed or no longer known to the server.
 
-    A suspended flow run waits for a person and stays, unless its run is ``executed`` by this process, in another one. An
-    attempt whose process may be ``ending`` stays while its state is not final.
+    A suspended flow run waits for a person and stays open, unless this process executes its run (``executed``) in
+    another flow run. If its process may be about to end (``ending``), an attempt stays open until its state is final.
     """
     closed = set()
     for each in record.open_flow_runs:
@@ -265,7 +267,7 @@ async def _close_attempt(
 def _is_wrong(state: State | None, status: str) -> bool:
     """Return whether a state must be replaced by that of a status: it is not final, or it is an error that did not happen.
 
-    A state that a person chose, as Cancelled, is right.
+    A state that a person chose, such as Cancelled, is right.
     """
     if state is None or not state.is_final():
         return True
@@ -307,12 +309,13 @@ async def _close_one(
 def _end_of(
     task_run: TaskRun, open_flow_run: OpenFlowRun, stages: Mapping[str, StageRecord]
 ) -> TaskRunEnd | None:
-    """Return how a task run ended; None: its process died before it recorded that, or it ended with an error of Prefect."""
+    """Return how a task run ended; None: its process died before it recorded the end, or it ended with an error of
+    Prefect."""
     if open_flow_run.status is None:
         return None
     recorded = open_flow_run.task_runs.get(str(task_run.id))
     name = recorded.name if recorded else task_run.name  # an earlier version recorded no task runs
-    for step, stage in stages.items():  # the record is right where an outage has ended the task run
+    for step, stage in stages.items():  # if an outage has ended the task run, our record is right
         if name == f"{step} · attempt {stage.attempt or 1}" and stage.status in STATES:
             return TaskRunEnd(name=name, status=stage.status, message=why(stage))
     return recorded

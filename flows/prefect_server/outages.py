@@ -22,7 +22,7 @@ class Outage:
     def __init__(self, server: Callable[[], str], say: Callable[[str], None]) -> None:
         """
         Args:
-            server: returns what does not answer, as the lines name it; called at the first line.
+            server: returns the server's name for the lines; called at the first line.
             say: prints a line.
         """
         self._server = server
@@ -99,14 +99,14 @@ def services_outlast(outage: Outage) -> None:
 
 
 def errors_of_logging_are_quiet() -> None:
-    """Print nothing in this process for a log that a server does not take: each would print a line, whatever the level."""
+    """Keep Prefect's client from printing a line for each log message that a server does not take."""
     logging.raiseExceptions = False
 
 
 async def _service_loop(
     workload: Callable[[], Awaitable[Any]], interval: float, outage: Outage, *, run_once: bool
 ) -> None:
-    """Call ``workload`` at an interval in seconds; an answer that will not change ends the loop."""
+    """Call ``workload`` at an interval in seconds; a permanent error ends the loop."""
     from httpx import HTTPStatusError, TransportError
 
     while True:
@@ -125,7 +125,7 @@ async def _service_loop(
 
 
 def _reason(error: Exception) -> str:
-    """Return the status of an answer, or the first line of an error; the text of the former is long and has two addresses."""
+    """Return the status of an answer, whose text would be long, or the first line of an error."""
     answer = getattr(error, "response", None)
     if answer is not None:
         return f"{answer.status_code} {answer.reason_phrase}"

@@ -15,13 +15,13 @@ from prefect.client.schemas.objects import State, StateType
 CANCELS_EARLIER = "on-overlap:cancel"
 """Tag of a deployment whose new runs cancel earlier ones; its flow runs also have it."""
 _WITHOUT_END = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
-"""States of runs that are under way, or that are late: a worker may begin them after a newer one, as after an outage."""
+"""States of runs that are under way or late; after an outage, a worker may begin late runs after newer ones."""
 
 
 async def cancel_earlier(flow_run_id: str) -> list[str]:
-    """Ask the earlier flow runs of this one's deployment to save and end, and cancel what is late; returns their names.
+    """Ask the earlier flow runs of this one's deployment to save and end, and cancel late ones; returns their names.
 
-    Earlier is what was to begin before: of two that begin at the same moment, one is the earlier for both.
+    Flow runs are ordered by their scheduled start, and by their ids if these are equal.
     """
     async with get_client() as client:
         this = await client.read_flow_run(UUID(flow_run_id))

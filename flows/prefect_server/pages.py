@@ -35,7 +35,7 @@ class ProgressPage:
 
     def __init__(self, step: str, read_report: Callable[[], StageProgress | None]) -> None:
         self.is_complete = False
-        """Whether the stage has made its artifact; it must be set before the bar is left."""
+        """Whether the stage has made its artifact; must be set before the block ends."""
         self._step = step
         self._read_report = read_report
         self._page: UUID | None = None

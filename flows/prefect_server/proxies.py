@@ -1,5 +1,5 @@
-"""Proxies and certificates of the environment that Prefect's client cannot use, and which would end every command in an error of
-its HTTP library."""
+"""Handle proxies and certificates of the environment that Prefect's client cannot use: they would end every command
+with an error of its HTTP library."""
 
 import os
 from collections.abc import Sequence
@@ -16,13 +16,14 @@ _REMEDIES = {
 
 
 def check_proxies(*, elsewhere: bool) -> None:
-    """Remove proxies and certificates that Prefect's client cannot use, if only this machine is asked; else refuse them.
+    """Remove proxies and certificates that Prefect's client cannot use, if all servers are on this machine; else refuse
+    them.
 
-    A SOCKS proxy needs a package that Prefect does not bring. To ask a server of another machine without the proxy might
-    be what its user wants to prevent. A client fails without its file of certificates even for addresses that need none.
+    A SOCKS proxy needs a package that Prefect does not install. Users may want to prevent requests to other machines
+    without the proxy. A client fails without its file of certificates even for addresses that need none.
 
     Args:
-        elsewhere: the storage is on another machine.
+        elsewhere: whether the storage is on another machine.
 
     Raises:
         ValueError: a variable cannot be used, and a server is on another machine; the message names both.

@@ -50,11 +50,11 @@ runs stays enabled."""
 
 WITHOUT_BLOCKS = {
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
-    # otherwise Prefect notes that the blocks are registered
+    # otherwise Prefect remembers that the blocks are registered
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
-"""Environment of a server that writes no types of blocks into a new database, a sixth of its start: a run uses none. A server
-that is started there by hand later writes them. The user's own values win."""
+"""Environment of a server that writes no types of blocks into a new database, which saves a sixth of its start: a run
+uses none. A server that is started by hand on this database later writes them. The user's own values have priority."""
 
 _LOGIN = "PREFECT_SERVER_API_AUTH_STRING"
 """The login of a server."""
@@ -248,7 +248,8 @@ def is_healthy(url: str) -> bool:
 
 @contextmanager
 def new_database(home: Path) -> Iterator[None]:
-    """Prepare a new database: the body starts a server at ``home`` and waits until it answers; its tables are not made again if they were kept."""
+    """Prepare a new database: the body starts a server at ``home`` and waits until it answers. Kept tables are not made
+    again."""
     database = home / "prefect.db"
     make_private(database)
     with migrated_once(f"prefect-{version('prefect')}.db", database):
@@ -284,7 +285,7 @@ def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]
     """Return a Prefect server on ``port`` that ends with this process (``vantage.flows.prefect_server.tied_process``)."""
     left_out = [name for name in server_secrets(os.environ) if not name.startswith(_SERVER_PREFIXES)]
     if os.environ.get(_LOGIN) != os.environ.get("PREFECT_API_AUTH_STRING"):
-        left_out.append(_LOGIN)  # the login of another server: with it, ours would refuse this very run
+        left_out.append(_LOGIN)  # the login of another server: with it, our server would refuse this run
     environment = {
         **WITHOUT_BLOCKS,
         **{name: value for name, value in os.environ.items() if name not in left_out},
@@ -308,7 +309,7 @@ def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]
     with open(log, "ab", opener=open_private) as output:
         return subprocess.Popen(
             [*command, "--host", LOOPBACK, "--port", str(port), "--log-level", "warning"],
-            stdin=subprocess.PIPE,  # the server ends when it closes
+            stdin=subprocess.PIPE,  # the server ends when this pipe closes
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

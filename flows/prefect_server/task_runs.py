@@ -1,4 +1,4 @@
-"""The task runs of this process's flow run: correct those that Prefect shows wrongly, or not at all, after an outage."""
+"""Correct the task runs of this process's flow run that Prefect shows wrongly, or not at all, after an outage."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from uuid import UUID
 
 from vantage.runs.record import TaskRunEnd
 
-if TYPE_CHECKING:  # Prefect takes seconds to load, and a run whose artifacts all exist does without it
+if TYPE_CHECKING:  # Prefect takes seconds to load, and a run whose artifacts all exist does not need it
     from prefect import Task
     from prefect.client.schemas.objects import State, TaskRun
 
@@ -42,7 +42,7 @@ class TaskRuns:
             self._ended[state.state_details.task_run_id] = state
 
     def ends(self) -> dict[str, TaskRunEnd]:
-        """Return how the task runs ended, by their ids; without states that no status of ours is shown as."""
+        """Return task run's id → how it ended, without states that correspond to none of our statuses."""
         from vantage.flows.prefect_server.flow_runs import status_of
 
         return {
@@ -54,10 +54,10 @@ class TaskRuns:
         }
 
     async def correct(self, flow_run_id: str, task: "Task[..., Any]") -> None:
-        """Create the task runs that the server does not know, and set the states that are not the final ones.
+        """Create the task runs that the server does not know, and correct states that are not final.
 
-        They keep their ids, so that an event which the server records late changes nothing: its time is earlier. A server
-        that is away again keeps what it shows; no error is raised.
+        Task runs keep their ids, so that an event which the server records late changes nothing: its time is earlier.
+        If the server is away again, its states stay as they are, and no error is raised.
         """
         try:
             async with asyncio.timeout(CORRECTING_SECONDS):

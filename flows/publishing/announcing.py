@@ -1,4 +1,4 @@
-"""Announce to Prefect that an alias has moved: an event, on which deployments are started (``vantage deploy --on``)."""
+"""Announce to Prefect that an alias has moved, by an event that starts deployments (``vantage deploy --on``)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +37,8 @@ def announce_moves(workspace: Workspace, watcher: Watcher) -> None:
     """Send an event for each movement of an alias by the workspace's runs that was not announced yet.
 
     Without a configured server nobody waits for the event, so the movement counts as announced. A server that does not
-    answer gets it at the end of the next run. The event's id is the movement's own, so sending it twice starts one run.
+    answer gets the event at the end of the next run. The event has the movement's id, so sending it twice starts one
+    run.
     """
     waiting = []
     for file in sorted((workspace.root / "runs").glob(f"*/ledger/{FILE}")):

@@ -53,7 +53,7 @@ class RolledBack(NamedTuple):
     """The run that published ``to_version``, and whose ledger contains the movement."""
     by: str
     sent: bool
-    """Whether MLflow has received it."""
+    """Whether MLflow has received the movement."""
 
 
 def publish_again(
@@ -65,20 +65,22 @@ def publish_again(
     alias: str | None,
     key: Path | None = None,
 ) -> dict[str, Outcome]:
-    """Publish what the recipe of an ended run lists; ``NAME@ALIAS`` → outcome.
+    """Publish the models that the recipe of an ended run lists; returns ``NAME@ALIAS`` → outcome.
 
     Args:
-        workspace: that of the run.
-        run_id: of a run that no process executes.
-        watcher: shows what was done.
-        model: this registered model alone; None: all of the recipe.
-        alias: in place of the recipe's.
+        workspace: the run's workspace.
+        run_id: id of a run that no process executes.
+        watcher: shows the steps that were done.
+        model: the only registered model to publish; None: all of the recipe.
+        alias: alias to move; None: the recipe's.
         key: file of the private key that signs the movements; None: the recipe's, if it can be used.
 
     Raises:
-        RunError: the recipe publishes nothing of that name, the alias is none, an artifact is damaged or differs from the
-            run's record, the policy asks for another key, or a process executes the run. Then nothing is published.
-        vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: the named key, or the policy. Then nothing is published.
+        RunError: the recipe publishes nothing of that name, the alias is invalid, an artifact is damaged or differs
+            from the run's record, the policy asks for another key, or a process executes the run. Then nothing is
+            published.
+        vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: the named key or the policy cannot be used. Then
+            nothing is published.
     """
     record = read_run(workspace, run_id)
     if record.status == REMOVED:
@@ -122,18 +124,18 @@ def roll_back(
     """Move an alias to the version that it pointed to before, after the checks of every publication.
 
     Args:
-        workspace: whose runs have published the versions.
-        name, alias: of the registered model.
-        to: the version to move it to; None: where it pointed before, by what the runs have recorded.
-        by: who does; None: the login name.
-        reason: why; not empty.
+        workspace: the workspace whose runs have published the versions.
+        name, alias: the registered model and its alias.
+        to: the version to which the alias moves; None: the version before, by the records of the runs.
+        by: name of the person; None: the login name.
+        reason: the person's reason; not empty.
         watcher: shows warnings.
         key: file of the private key that signs the movement; None: the recipe's, if it can be used.
 
     Raises:
-        RunError: there is no earlier version, a check fails, MLflow's copy of it is damaged, the alias was moved meanwhile, or
-            the policy asks for another key.
-        vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: the named key, or the policy.
+        RunError: there is no earlier version, a check fails, MLflow's copy is damaged, the alias was moved meanwhile,
+            or the policy asks for another key.
+        vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: the named key or the policy cannot be used.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
     if to is not None and not _VERSION.fullmatch(to):
@@ -210,10 +212,10 @@ def _publications(record: RunRecord, model: str | None, alias: str | None) -> li
 
 
 def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) -> Publication:
-    """Return the recipe's entry for a model: the one with this alias, else the only one that there is.
+    """Return the recipe's entry for a model: the one with this alias, else the only entry.
 
     Raises:
-        RunError: its entries differ in what holds an alias back, and none is of this one; or it is no alias.
+        RunError: no entry is for this alias, and the entries have different conditions; or the alias is invalid.
     """
     own = [each for each in entries if each.alias == alias] or entries
     fitting = [_with_alias(each, alias) for each in own]
@@ -240,7 +242,7 @@ def _with_alias(publication: Publication, alias: str) -> Publication:
 
 
 def _require_borne_out(publication: Publication, ended: EndedRun) -> None:
-    """Check that the verdicts and metrics of the run's record are those of the artifacts in the store."""
+    """Check that the verdicts and metrics of the run's record agree with the artifacts in the store."""
     record, store = ended.run.record, ended.store
     steps: Collection[str] = {
         step
@@ -275,7 +277,7 @@ def _require_registry(address: str, name: str) -> None:
 
 
 def _present_version(address: str, name: str, alias: str) -> str:
-    """Return the version that the alias points to now, also one that Vantage did not publish."""
+    """Return the version that the alias points to now, whether or not Vantage published it."""
     _require_registry(address, name)
     from vantage.ledger.to_mlflow.published_models import NoSuchModel, version_of_alias  # imports MLflow
 

@@ -1,6 +1,6 @@
-"""Publish: register models whose gates have passed, and move aliases to them.
+"""Register models whose gates have passed, and move aliases to them.
 
-A run publishes at its end, ``vantage publish`` later; ``vantage rollback`` moves an alias back. All three ask
+A run publishes at its end, and ``vantage publish`` later; ``vantage rollback`` moves an alias back. All three call
 ``why_alias_stays`` first.
 """
 
@@ -28,8 +28,8 @@ LOCK_SECONDS = 120.0
 """Seconds that publishing waits for another run that publishes or makes the same artifact."""
 
 Outcome = Literal["published", "alias_stays", "waiting_approval", "refused"]
-"""``published``: with its alias, if it has one, or it waits in the outbox until MLflow answers. ``alias_stays``: a version
-is there, but the alias did not move. ``refused``: nothing was published."""
+"""``published``: with the alias, if there is one; the operation may wait in the outbox until MLflow answers.
+``alias_stays``: a version is there, but the alias did not move. ``refused``: nothing was published."""
 
 
 class Published(Protocol):
@@ -53,7 +53,7 @@ class Published(Protocol):
 
     @property
     def store(self) -> Storage:
-        """The artifacts."""
+        """The storage of artifacts."""
 
     @property
     def ledger(self) -> Ledger:
@@ -67,7 +67,7 @@ class Published(Protocol):
 def publish(publication: Publication, given: Published, *, by: str | None = None) -> Outcome:
     """Register the stage's model and move its alias, or print the reason why not.
 
-    ``by``: the login name of who publishes after the run's end.
+    ``by``: login name of the person who publishes after the run's end.
     """
     if missing := why_not_published(publication, given):
         given.watcher.say(
@@ -98,9 +98,9 @@ def publish(publication: Publication, given: Published, *, by: str | None = None
 
 
 def _record_refusal(publication: Publication, given: Published, refused: str | None) -> None:
-    """Record in run.json who forbids the alias to move, or remove that once it may.
+    """Record in run.json why a policy or a person forbids the alias to move; remove the record if it may move.
 
-    A gate's own verdict is recorded already. The recipe continues after it, so it does not change the exit code.
+    A gate's verdict is recorded already. The recipe continues after a refusal, so it does not change the exit code.
     """
     record = given.run.record
     others = {target: why for target, why in record.refused_aliases.items() if target != publication.target}
@@ -123,9 +123,9 @@ def why_not_published(publication: Publication, given: Published) -> str | None:
 def why_alias_stays(publication: Publication, given: Published) -> str | None:
     """Return the reason why an alias must not point to the stage's model; None: it may, unless a person still has to approve.
 
-    The one place for all checks of the run's end, of ``vantage publish`` and of ``vantage rollback``: the stage's own gates
-    and those of ``after`` passed, or a person approved of them; the model is not the one that its stage started from,
-    nor the baseline of its evaluation; and the policy on publishing, where there is one, allows it.
+    This makes all checks for the run's end, ``vantage publish`` and ``vantage rollback``: the stage's gates and those
+    of ``after`` passed, or a person approved of them; the model is neither the one from which its stage started nor the
+    baseline of its evaluation; and the policy on publishing, if there is one, allows the movement.
     """
     return _why_not_earned(publication, given) or _why_forbidden(publication, given)
 
@@ -181,9 +181,10 @@ def _register(publication: Publication, given: Published, alias: str | None, by:
 
 @contextmanager
 def _held(artifact: Artifact, given: Published) -> Iterator[None]:
-    """Hold the artifact's lock, so that of overlapping runs one copies it to MLflow and the others find its version.
+    """Hold the artifact's lock, so that only one of several runs copies it to MLflow, and the others find its version.
 
-    Where it stays locked, it is published all the same: two versions of one artifact are found out and become one.
+    If another run keeps the lock for too long, the artifact is published without it: of two versions, one is removed
+    later.
     """
 
     def tell(holder: str) -> None:

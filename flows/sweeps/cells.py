@@ -8,7 +8,7 @@ from vantage.schemas.recipe.recipe import ResolvedRecipe
 from vantage.schemas.sweep import Cell
 
 RunCell = Callable[[Cell[ResolvedRecipe], Machine, Callable[[str], None]], Awaitable[None]]
-"""Runs a cell on a machine; calls back for each step that has ended."""
+"""Function that runs a cell on a machine, and calls back for each step that has ended."""
 
 
 async def run_cells(
@@ -21,8 +21,8 @@ async def run_cells(
 ) -> None:
     """Run all cells: first one cell alone until the shared steps have ended, then ``at_once`` at a time.
 
-    One ``machine`` serves the stages of all cells. With more cells than it can hold, long stages of some would queue
-    before short stages of others, and most cells would end late.
+    All cells share one ``machine`` for their stages. With more cells than fit on it, long stages of some cells would
+    queue before short stages of others, and most cells would end late.
     """
     slots = asyncio.Semaphore(at_once)
     shared_is_over = asyncio.Event()

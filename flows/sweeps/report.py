@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm by one measure."""
+    """One arm compared with the baseline by one measure."""
 
     measure: str
     arm: str
@@ -56,10 +56,10 @@ class Comparison:
     pairs: int | None
     """Number of seeds that also have a value in the baseline; None for the baseline itself."""
     difference: float | None
-    """Mean of arm − baseline over these seeds."""
+    """Mean of arm − baseline over the seeds of ``pairs``."""
     low: float | None
     high: float | None
-    """The interval of the difference."""
+    """Upper end of the difference's interval, as ``low`` is the lower one."""
     verdict: str
     """``better``, ``worse``, ``inconclusive``, or ``baseline``."""
     published: float | None
@@ -99,7 +99,8 @@ def interval(
 ) -> tuple[float | None, float | None, float | None]:
     """Return mean of paired differences and its two-sided 95 % interval, d̄ ± t(1 − 0.025/m, n−1) · s/√n.
 
-    Of m comparisons, all intervals hold together in 95 % of sweeps or more (Bonferroni). Student's t assumes roughly normal differences. A single pair has a mean and no interval.
+    With m comparisons, all intervals hold together in at least 95 % of sweeps (Bonferroni). Student's t assumes roughly
+    normal differences. A single pair has a mean and no interval.
     """
     if len(differences) < 2:
         return (differences[0] if differences else None), None, None
@@ -249,7 +250,8 @@ def _table_lines(sweep: Sweep, lines: Sequence[Comparison]) -> list[str]:
 
 
 def show_table(console: Console, sweep: Sweep, table: Sequence[Comparison]) -> None:
-    """Print a table for each measure; where the terminal is too narrow for one, each arm has lines: its name, its numbers, its comparison."""
+    """Print a table for each measure. If the terminal is too narrow, each arm has several lines: name, numbers,
+    comparison."""
     headings = [*HEADINGS, *([f"published: {sweep.published.unit}"] if sweep.published else [])]
     for measure in sweep.measure:
         console.print()
@@ -332,7 +334,8 @@ def _csv(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def _no_formula(cell: object) -> object:
-    """Return a text that ends no row, and with an apostrophe before what a spreadsheet would take for a formula."""
+    """Return a text without line ends, and with an apostrophe before a text that a spreadsheet would take for a
+    formula."""
     if not isinstance(cell, str):
         return cell
     text = without_controls(cell)

@@ -1,4 +1,4 @@
-"""The runs of one sweep: each is a run like that of ``vantage run``, and gives a row."""
+"""The runs of one sweep: each is a run as of ``vantage run``, and gives a row of the report."""
 
 import asyncio
 import json
@@ -286,7 +286,7 @@ class CellView:
 
     def say(self, text: str, style: str = "") -> None:
         if text.startswith(PAGE_AT):
-            return  # the sweep has printed the server's address, and its page lists all runs
+            return  # the sweep has printed the server's address, whose page lists all runs
         self._screen.say(f"  {self._cell}: {text.strip()}", style)
 
     def started(self, step: str, attempt: int) -> None:

@@ -36,7 +36,7 @@ class SweepLedger:
 
         Args:
             folder: folder with the run's artifacts.
-            status: MLflow's: RUNNING, FINISHED, FAILED or KILLED.
+            status: status in MLflow: RUNNING, FINISHED, FAILED or KILLED.
             note: Markdown for the run's page.
         """
         try:
