@@ -35,8 +35,7 @@ _MENTION = re.compile(
 everywhere. A part of a path (``/@name/``) is not changed, since it may be in a command.
 """
 _MARKS_UP = frozenset({"tgram"})
-"""Services whose plugin has no plain text. They get Markdown, in which ``_`` and ``*`` stay; plain text would become
-HTML."""
+"""Services whose plugin has no plain text. They get it as HTML; in Markdown, ``_`` and ``*`` would not be escaped."""
 _ESCAPES = frozenset({"slack"})
 """Services that read ``&``, ``<`` and ``>`` of a plain text as their own markup, which the plugin does not escape."""
 

@@ -16,8 +16,8 @@ class Message(TypedDict):
     content: str
     """Its text; empty for a turn that only calls tools."""
     extra: str | None
-    """JSON object of the other fields that a chat template reads (``tool_calls``, ``name`` …); of the first message also
-    ``tools``, the tools that there are. None: there are none."""
+    """JSON object of the other fields that a chat template reads (``tool_calls``, ``name`` …); in the first message
+    also ``tools``, the available tools. None: there are no such fields."""
 
 
 AS_SAMPLED = '{"as_sampled": true}'

@@ -1,4 +1,4 @@
-"""Find what occurs more than once."""
+"""Find texts that occur more than once."""
 
 from collections import Counter
 from collections.abc import Iterable

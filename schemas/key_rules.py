@@ -68,7 +68,7 @@ class Revocation(Frozen):
     """A key that must not be trusted any longer."""
 
     at: Moment
-    """Time since which it is revoked. It is shown, and decides nothing: a thief can write any time into a statement."""
+    """Time since which the key is revoked. It is only shown, since a thief can write any time into a statement."""
     reason: Annotated[str, AfterValidator(_check_reason)]
     """Reason of the revocation."""
     accepted_statements: Annotated[tuple[Statement, ...], Field(max_length=10_000)] = ()

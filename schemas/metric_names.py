@@ -19,7 +19,7 @@ PASSES = ("forward_passes", "padding_share", "logits_again_share")
 PHASES = ("sampling", "waiting", "scoring", "reading", "updating", "measuring", "other")
 """Groups of phases of an iteration that samples, in their order."""
 TIMES = (*(f"seconds_{phase}" for phase in PHASES), "seconds_beside", "waiting_share")
-"""Metrics of where the seconds of such an iteration go."""
+"""Metrics of the seconds of each phase of such an iteration."""
 GRAPHS = ("graphs_captured", "graph_replays", "graph_fallbacks")
 """Metrics of the sampler on a GPU."""
 ENGINE = ("sampled_weights", "sampled_iteration", "engine_gap", "stale_responses", "engine_failures")

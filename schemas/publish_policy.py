@@ -1,6 +1,6 @@
 """Policy on publishing: which keys must have signed a model, who may move an alias to it, and when keys are valid.
 
-It belongs to the owner of the workspace and not to a recipe, since a recipe's author must not choose it.
+The policy belongs to the owner of the workspace and not to a recipe, since a recipe's author must not choose it.
 """
 
 import re
@@ -48,7 +48,7 @@ class AliasRule(Frozen):
     """One of these keys must have signed each answer of a person and each loosened gate that the alias depends on, and
     each movement by a person; None: decisions need no signature."""
     users: tuple[User, ...] | None = None
-    """Users of the operating system who may move it; empty: nobody; None: everybody."""
+    """Users of the operating system who may move the alias; empty: nobody; None: everybody."""
 
     loosened_gates: Literal["allow", "refuse"] = "allow"
     """``refuse``: the alias does not move if a gate of the model, of its evaluation or of their inputs closed on the same

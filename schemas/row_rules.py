@@ -1,8 +1,9 @@
 """Rules for rows of training data, and a report of the rows that break them.
 
 ``vantage data inspect`` and the preparation of data both use them, so a row that one counts as usable is kept by the other.
-A table is checked in Arrow batches; memory holds one batch and about 20 bytes for each usable row, by which repeats are found. The rules are Arrow masks,
-because a mask shows which rows break one. ``vantage.schemas.tables`` makes pandera schemas of them; stages run without pandera.
+A table is checked in Arrow batches; memory holds one batch, and about 20 bytes for each usable row to find repeats. The
+rules are Arrow masks, because a mask shows which rows break a rule. ``vantage.schemas.tables`` makes pandera schemas of
+them; stages run without pandera.
 """
 
 import hashlib

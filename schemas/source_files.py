@@ -88,7 +88,7 @@ def data_format(source: Path | str) -> str | None:
 def files_of(source: Path | str) -> list[Path]:
     """Return the files that a source of data names, in the order of their names: itself, or those that its last part matches.
 
-    ``*`` and ``?`` are wildcards where no file is called so.
+    ``*`` and ``?`` are wildcards unless a file has exactly this name.
     """
     path = Path(source)
     if not set("*?") & set(path.name) or path.exists():
@@ -99,7 +99,8 @@ def files_of(source: Path | str) -> list[Path]:
 def saved_files(path: Path) -> Path:
     """Return the pattern of the files in a folder that ``save_to_disk`` of ``datasets`` wrote; any other path unchanged.
 
-    So is a folder whose ``state.json`` lists other files than there are, as when one dataset was written over another.
+    A folder whose ``state.json`` lists other files than there are is also returned unchanged, as when one dataset was
+    written over another.
     """
     try:
         if not (path / SAVED_STATE).is_file():  # reading a pipe would wait for a writer
@@ -157,8 +158,8 @@ def digest_of_folder(folder: Path, *, copy_to: Path | None = None) -> str:
     """Return the sha256 of the names and sha256s of all files in a folder; with ``copy_to``, of what was copied there.
 
     Raises:
-        SourceTooLarge: together they exceed the limit of data.
-        OSError: one cannot be read, or is no regular file.
+        SourceTooLarge: together the files exceed the limit of data.
+        OSError: a file cannot be read, or is no regular file.
     """
     limit, total, digest = data_limit(), 0, hashlib.sha256()
     for name in files_in(folder):
@@ -177,8 +178,8 @@ def hash_file(path: Path, limit: SizeLimit) -> str:
     """Return the sha256 of a regular file, in lower-case hexadecimal.
 
     Raises:
-        SourceTooLarge: it exceeds the limit; checked before it is read.
-        OSError: it cannot be read, or is no regular file.
+        SourceTooLarge: the file exceeds the limit; this is checked before the file is read.
+        OSError: the file cannot be read, or is no regular file.
     """
     return _hash(path, limit, None)
 
@@ -190,7 +191,7 @@ def copy_hashed(path: Path, target: Path, limit: SizeLimit) -> str:
 
 
 def check_unchanged(source: str, *, planned: str | None, found: str) -> None:
-    """Refuse a source whose digest is another one than when the run was planned.
+    """Refuse a source whose digest has changed since the run was planned.
 
     Raises:
         SourceChanged: the digests differ; ``planned`` None: unknown.

@@ -93,7 +93,7 @@ JUDGES: dict[str, tuple[str, ...]] = {"judge": ("judge",), "also": ("also",), "w
 WATCH_PROMPTS = "watch_prompts"
 """Role of the prompts that a watch has of its own."""
 WATCHED_AT = ("watch", "prompts")
-"""Curves of a stage that names them."""
+"""Path of these prompts in a stage."""
 
 
 def stage_reference(stage: Stage) -> str | None:
@@ -402,7 +402,7 @@ def in_order(inputs_of: Inputs) -> list[str]:
 def content_of(recipe: Recipe, data_name: str) -> Content:
     """Return the content of a dataset or a mixture, from the stages that read it. Demonstrations may also be read as prompts.
 
-    Of a dataset that only others are kept apart from, prompts.
+    A dataset from which others are only kept apart has prompts.
 
     Raises:
         ValueError: no stage reads it, so its content is unknown.

@@ -1,4 +1,4 @@
-"""Find where a recipe uses a verifier, so that its dry run can refuse a use that does not fit what it returns."""
+"""Find where a recipe uses a verifier, so that its dry run can refuse uses that do not fit its verdicts."""
 
 from collections.abc import Iterator
 

@@ -26,10 +26,11 @@ def lora_of(stage: Stage | None) -> Lora | None:
 
 
 def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield problems of adapters that are missing, cannot continue those of another stage, or have a base that cannot be cut.
+    """Yield problems of adapters that are missing, cannot continue those of another stage, or have a base that cannot
+    be sharded.
 
     Args:
-        recipe: inherited adapters are filled in.
+        recipe: the recipe, with inherited adapters filled in.
     """
     if recipe.model.quantization is not None and recipe.model.lora is None:
         message = f"{recipe.model.quantization} without lora rounds the weights, and then trains all of them"
@@ -54,7 +55,8 @@ def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _other_weights(name: str, stage: PolicyOptimization, recipe: Recipe) -> Iterator[Problem]:
-    """Yield the problem of an optimiser that is carried on from a critic of which other weights were trained."""
+    """Yield the problem of an optimiser state that is carried over from a critic of which other weights were
+    trained."""
     critic = recipe.stages.get(stage.critic or "")
     own, theirs = lora_of(stage), lora_of(critic)
     if isinstance(critic, Training) and (own is None) != (theirs is None):

@@ -104,7 +104,8 @@ def _rounded_optimizer(name: str, stage: ValuePretraining) -> Iterator[Problem]:
 
 
 def _cut_reference(name: str, stage: ValuePretraining) -> Iterator[Problem]:
-    """Yield a problem if the inherited returns read a reference that is cut; returns that the stage itself sets are refused with its fields."""
+    """Yield a problem if the inherited returns read a sharded reference; returns that the stage sets itself are checked
+    with its fields."""
     returns = stage.returns
     if returns and returns.kl_coef and returns.kl_kind == "full" and stage.resources.cuts_weights:
         message = (

@@ -29,7 +29,7 @@ def content_problems(recipe: PartialRecipe, references: RecipeReferences) -> Ite
 
 
 def _readings(recipe: PartialRecipe, references: RecipeReferences) -> dict[str, Readings]:
-    """Return dataset → the fields that read it; fields that only keep it apart from others read prompts."""
+    """Return dataset → the fields that read it; a field that only keeps its prompts out of others reads prompts."""
     readings: dict[str, Readings] = {}
     for name, named in references.data.items():
         kind = recipe.stages[name].kind
@@ -44,7 +44,7 @@ def _readings(recipe: PartialRecipe, references: RecipeReferences) -> dict[str, 
         (("data", name, "split", "test"), name) for name, data in recipe.data.items() if data.is_test_set
     ]
     for path, other in kept_apart:
-        if other in recipe.data:  # for datasets that stages read, these readings tell the content
+        if other in recipe.data:  # if stages read it, their fields decide its content
             readings.setdefault(other, [(path, "prompts")])
     return readings
 

@@ -1,4 +1,4 @@
-"""Stages that sample with an inference engine: what it cannot sample yet, and what the author should know."""
+"""Check stages that sample with an inference engine: settings that it does not support, and warnings."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ VLLM_TEMPERATURES = (0.01, 2.0)
 
 
 def sampling_of(stage: Work) -> Sampling | None:
-    """Return the settings of what samples the stage's responses; None: it samples none."""
+    """Return the settings by which the stage's responses are sampled; None: it samples none."""
     if isinstance(stage, Rollouts | RolloutCollection | PreferenceCollection | PolicyEvaluation):
         return stage.rollout
     return None
@@ -40,17 +40,17 @@ def server_processes_of(stage: Stage) -> int:
 
 
 def runs_vllm(stage: Stage) -> bool:
-    """Return whether vLLM runs where the stage does, in its process or beside it."""
+    """Return whether vLLM runs on the stage's machine, in its process or beside it."""
     sampling = sampling_of(stage)
     return sampling is not None and sampling.engine == "vllm" and sampling.url is None
 
 
 def engine_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield problems of a temperature that vLLM does not have, and of weights that it cannot be given: quantised ones, and adapters of a
-    rank for which it has no room.
+    """Yield problems of a temperature that vLLM does not support, and of weights that it cannot take: quantised ones,
+    and adapters of a rank for which it has no room.
 
     Args:
-        recipe: inherited adapters are filled in.
+        recipe: the recipe, with inherited adapters filled in.
     """
     for name, stage in recipe.stages.items():
         sampling = sampling_of(stage)
@@ -76,7 +76,7 @@ def engine_problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def engine_warnings(name: str, stage: Stage) -> Iterator[str]:
-    """Yield a warning where the same recipe may give other responses; it names the place where the engine samples."""
+    """Yield a warning if the same recipe may give other responses; it names the place where the engine samples."""
     sampling = sampling_of(stage)
     if sampling is not None and sampling.engine == "vllm":
         place = "in the stage's process"

@@ -1,8 +1,8 @@
 """Warnings about gates with too few held-out prompts, given before anything runs.
 
-A gate on a share: with n prompts there is a lowest share whose interval lies above the threshold. The gate is warned
-of if that share is more than 0.1 above the threshold, or does not exist. A gate on any other estimate is warned of
-below 30 prompts: its standard error is then itself uncertain by more than 13 % (1/√(2(n − 1))).
+For a gate on a share, there is a lowest share of n prompts whose interval lies above the threshold. A warning is given
+if that share is more than 0.1 above the threshold, or does not exist. For a gate on any other estimate, a warning is
+given below 30 prompts: its standard error is then itself uncertain by more than 13 % (1/√(2(n − 1))).
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ def few_prompts(recipe: Recipe, inputs: Inputs, measured: Measured) -> Iterator[
     for name, stage in recipe.stages.items():
         for gate in stage.gate:
             if gate.metric not in estimated_metric_names(stage.kind) or KINDS[stage.kind].benchmarks:
-                continue  # only the files of a task tell how many examples it has
+                continue  # only a task's files show how many examples it has
             step = _held_out_of(name, stage, inputs, gate.metric)
             asked = asked_test_rows(recipe.data, recipe.mixtures, step.partition(".")[2])
             n = _prompts(stage, asked=asked, rows=measured.get(step, {}).get("test_rows"))
@@ -78,7 +78,7 @@ def _prompts(stage: Stage, *, asked: int | float | str | None, rows: float | Non
     """Return an upper bound on the test prompts that the stage is measured on; None if it is not known yet.
 
     Args:
-        asked: what the recipe sets for the test rows of their dataset.
+        asked: the recipe's setting for the test rows of the prompts' dataset.
         rows: test rows that the dataset has, if it exists already.
     """
     known: list[int] = []

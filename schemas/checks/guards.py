@@ -1,4 +1,4 @@
-"""Check the guards of a stage: their metrics must be curves of it, and it must be able to do what they ask for."""
+"""Check the guards of a stage: their metrics must be curves of the stage, and the stage must support their actions."""
 
 from collections.abc import Iterator, Mapping
 
@@ -31,7 +31,7 @@ SELECTS = "best_iteration"
 
 
 _OF_TERM = "TERM"
-"""End of the names of curves of which each term of a reward has its own."""
+"""End of the names of curves that exist once for each term of a reward."""
 
 
 def guard_problems(name: str, stage: Stage, rewards: Mapping[str, Reward]) -> Iterator[Problem]:
@@ -76,9 +76,9 @@ def _is_of_family(metric: str, beginning: str) -> bool:
 
 
 def _lacking(metric: str, stage: Training, rewards: Mapping[str, Reward]) -> tuple[str, str] | None:
-    """Return what the stage lacks to report a curve of its kind, and the remedy; None: nothing.
+    """Return the setting that the stage lacks to report a curve of its kind, and the remedy; None: it lacks none.
 
-    A guard on a curve that is never reported would look at nothing.
+    A guard on a curve that is never reported would have no effect.
     """
     if isinstance(stage, PolicyOptimization):
         for field, metrics in _NEEDED.items():

@@ -1,4 +1,4 @@
-"""Checks of what a policy stage measures beside its score: there is something to compare with the data that it names."""
+"""Check a policy stage's further measurements: its reward must have models to compare with the data that it names."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
 """Check the names in a recipe: each must refer to something of the right kind, without cycles.
 
-They read a ``PartialRecipe``, so that a wrong name is found even where other fields are invalid.
+The checks read a ``PartialRecipe``, so that a wrong name is found even if other fields are invalid.
 """
 
 import itertools

@@ -1,4 +1,5 @@
-"""Check ``resources.offload``: whether a stage has what it keeps in host memory, and whether its networks have weights of their own."""
+"""Check ``resources.offload``: the stage must have the offloaded networks, and these must not share weights with
+others."""
 
 from collections.abc import Iterator
 
@@ -16,10 +17,11 @@ _WITHOUT = {
 
 
 def offload_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield a problem for what a stage offloads and does not have, and for networks whose weights others share.
+    """Yield a problem for parts that a stage offloads but does not have, and for networks that share weights with
+    others.
 
     Args:
-        recipe: references and adapters are filled in.
+        recipe: the recipe, with references and adapters filled in.
     """
     offloading = {name: stage for name, stage in recipe.stages.items() if stage.resources.offload}
     read = dependencies(recipe) if offloading else {}

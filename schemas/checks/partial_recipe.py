@@ -1,6 +1,6 @@
 """A recipe of which parts may be invalid, typed for the checks of its names; parts with another shape are left out.
 
-Fields that hold no text name nothing. What is left out here is refused by pydantic.
+Fields that hold no text name nothing. pydantic refuses the parts that are left out here.
 """
 
 from collections.abc import Mapping

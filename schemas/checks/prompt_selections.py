@@ -42,7 +42,7 @@ def selection_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Prob
 def _difficulty_problems(
     rewards: Mapping[str, Reward], name: str, stage: PolicyOptimization
 ) -> Iterator[Problem]:
-    """Yield problems of a stage's counts of passes, and of gates on what is not counted."""
+    """Yield problems of a stage's counts of passes, and of gates on metrics that are not counted."""
     if stage.difficulty is not None:
         path = ("stages", name, "difficulty", "term")
         yield from _term_problems(rewards, path, stage.difficulty.term, stage.reward)

@@ -203,7 +203,7 @@ class _Names:
         return self.stage(path, target, kinds_making(("reward_model",)))
 
     def rewards(self, name: str, stage: PartialStage, kind: Kind) -> Iterator[Reference]:
-        """Yield the references to rewards, where the kind of stage has such a field."""
+        """Yield the references to rewards, if the kind of stage has such a field."""
         named: dict[Path, str | None] = {("stages", name, "reward"): stage.texts.get("reward")}
         named |= {(*judge.path, "reward"): judge.reward for judge in stage.judges.values()}
         for path, reward in named.items():
@@ -243,7 +243,7 @@ class _Names:
         """Return whether a name is to be looked up as a stage that makes data of the content."""
         if target not in self._recipe.stages:
             return False
-        # a stage in the place of a dataset of prompts is a mistake, unless it selects them
+        # a stage in the place of a dataset of prompts is a mistake, unless it selects prompts
         return content == "preferences" or self._kinds.get(target) in _COLLECTORS[content]
 
     def stage_verifiers(self, name: str, stage: PartialStage) -> Iterator[Reference]:

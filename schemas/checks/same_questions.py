@@ -45,5 +45,6 @@ def _servers(recipe: Recipe, rewards: tuple[str, ...]) -> Iterator[tuple[Path, S
 
 
 def _address(server: Served) -> str:
-    """Return what tells two addresses apart: a path is added to that of a judge, so that a slash at its end does not count."""
+    """Return the part of an address that is compared. A path is added to a judge's address, so a slash at its end is
+    ignored."""
     return server.address("" if isinstance(server, RewardServer) else "/")

@@ -23,7 +23,7 @@ def score_problems(rewards: Mapping[str, Reward], name: str, stage: Stage) -> It
 
 
 def _additions(reward: Reward, name: str, reward_name: str) -> Iterator[Problem]:
-    """Yield what a reward adds beside its scores, where each of them is normalised by itself."""
+    """Yield problems of a reward that adds anything beside its scores, if each score is normalised by itself."""
     for field, remedy in (
         (
             "missing_eos",
@@ -63,7 +63,8 @@ def _length_problems(
 def _whitening_problems(
     reward: Reward, name: str, stage: PolicyOptimization | ValuePretraining
 ) -> Iterator[Problem]:
-    """Yield what needs scores of one unit in all rollouts, where a score is whitened over each of them."""
+    """Yield problems of settings that need scores of one unit in all rollouts, if a score is whitened over each
+    rollout."""
     if not reward.whitens:
         return
     returns = stage.algorithm if isinstance(stage, PolicyOptimization) else stage.returns
@@ -90,7 +91,7 @@ def _whitening_problems(
 def _step_problems(
     reward: Reward, name: str, stage: PolicyOptimization | ValuePretraining
 ) -> Iterator[Problem]:
-    """Yield what reads one score of a whole response, where steps have scores of their own."""
+    """Yield problems of settings that read one score of a whole response, if steps have their own scores."""
     if not reward.scores_steps:
         return
     remedy = f"leave it out, or step_ends of rewards.{stage.reward}"

@@ -1,6 +1,6 @@
 """Check a sweep's file, as far as it needs no recipe.
 
-They read the plain mapping, not a ``Sweep``, so that all problems are reported even where a field is invalid.
+The checks read the plain mapping, not a ``Sweep``, so that all problems are reported even if a field is invalid.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,8 +9,8 @@ from vantage.schemas.recipe.stage import Stage
 
 
 def teacher_problems(recipe: Recipe, name: str, stage: Stage) -> Iterator[Problem]:
-    """Yield a problem if the student samples at another temperature than that of the server's log-probabilities, or ends at texts
-    that the server does not know."""
+    """Yield a problem if the student's temperature differs from that of the server's log-probabilities, or if its stop
+    strings are unknown to the server."""
     if not isinstance(stage, Distillation) or stage.teacher_server is None:
         return
     temperature, stop = recipe.generation.temperature, recipe.generation.stop

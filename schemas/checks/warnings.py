@@ -74,7 +74,7 @@ def _unread_margin(recipe: Recipe, name: str, stage: DirectPreferenceOptimizatio
 
 
 def _beta_of_sums(name: str, stage: DirectPreferenceOptimization) -> Iterator[str]:
-    """Warn where β is of the size that suits sums over a response's tokens, and the loss reads their mean."""
+    """Warn if β has a size for sums over a response's tokens, but the loss reads their mean."""
     means = "simpo" if stage.loss == "simpo" else "length_normalised" if stage.length_normalised else None
     if means is not None and stage.loss != "ipo" and stage.beta < 1:
         papers = "2 to 10 (arXiv 2405.14734)" if means == "simpo" else "5 to 10 (arXiv 2411.15124)"

@@ -247,7 +247,7 @@ def _remedy_for_type(error: ErrorDetails) -> str:
 
 
 def _joints(pattern: str) -> str:
-    """Return what a name of this pattern may have besides letters, in words."""
+    """Return the characters that a name of this pattern may have besides letters, in words."""
     allowed = pattern.partition("]")[2].partition("]")[0]
     joints = [
         word for sign, word in (("_", "underscores"), ("-", "hyphens")) if sign in allowed.partition("0-9")[2]
@@ -261,7 +261,8 @@ def _choices(context: dict[str, Any]) -> list[str]:
 
 
 def _wrong_form(path: Path, given: str, pattern: str) -> Problem:
-    """Return the problem of a text that does not match its pattern, with a name that does where one is near."""
+    """Return the problem of a text that does not match its pattern, with a similar name that matches it, if there is
+    one."""
     if pattern.endswith("(Mi|Gi|Ti)$"):
         remedy = f"write a whole number and Mi, Gi or Ti{size_meant(given)}"
         return Problem(path, f"{quote(given)} is not a size", remedy)
@@ -289,7 +290,7 @@ def _stage_kind(model: type[BaseModel], path: Path, error: ErrorDetails) -> Prob
 
 
 _ITEM: dict[Any, tuple[str, ...]] = {dict: ("NAME",), tuple: ("NUMBER",)}
-"""How a field of several names one of them, by its type."""
+"""Type of a field with several items → how messages name an item."""
 
 
 def _unknown_field(root: type[BaseModel], path: Path, plain: Any) -> Problem:

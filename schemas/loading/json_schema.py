@@ -58,7 +58,7 @@ BY_ONE_FIELD = {
     "WatchPrompts": ("data", "A dataset as it is."),
     "Members": ("count", "The number of members alone."),
 }
-"""Class that may be written as one of its fields alone → the field, and what it then is."""
+"""Class that may be written as one of its fields alone → the field, and its description then."""
 ONE_OR_LIST = ("gate", "measure", "guards", "url")
 """Lists that may be written without brackets when they have one item."""
 
@@ -102,7 +102,8 @@ def recipe_schema() -> Schema:
 
 
 def _selected_data(stage: Schema) -> Schema:
-    """Return the schema of a dataset that is selected: its stage's, with ``from`` in place of the stages that it reads."""
+    """Return the schema of a selected dataset: that of its stage, with ``from`` in place of the stages that it
+    reads."""
     properties = {name: each for name, each in stage["properties"].items() if name not in ("kind", "prompts")}
     collection = properties.pop("rollouts")
     required = ["from", *(name for name in stage["required"] if name in properties)]

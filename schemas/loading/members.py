@@ -1,7 +1,7 @@
-"""Writes out a stage with ``members``: one stage for each, and one term for each in the rewards that combine them.
+"""Write out a stage with ``members``: one stage for each, and one term for each in the rewards that combine them.
 
-It works on the plain recipe, before its fields and names are checked, so that nothing behind it knows of such stages. What is wrong
-with them is not judged here, but left as it is for those checks.
+This works on the plain recipe, before its fields and names are checked, so that later code does not know such stages.
+Mistakes in them are left for those checks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -92,7 +92,8 @@ def seed_of(plain: Mapping[Any, Any], stage: Mapping[Any, Any]) -> int | None:
 def _with_terms(
     name: Any, reward: Any, ensembles: Mapping[str, Members], placed: list[tuple[Path, Path]]
 ) -> Any:
-    """Return a reward that combines models with a term for each member; ``placed`` gets where its terms were written."""
+    """Return a reward that combines models with a term for each member; ``placed`` gets the original places of its
+    terms."""
     terms = reward.get("terms") if isinstance(reward, Mapping) else None
     if not isinstance(terms, list | tuple) or reward.get("ensemble") is None:
         return reward

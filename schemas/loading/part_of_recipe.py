@@ -12,7 +12,7 @@ class Part:
     """The part of a recipe that a person asks for."""
 
     extent: Literal["until", "only"]
-    """``until``: a stage and all that it reads. ``only``: the stage alone; what it reads has to be made already."""
+    """``until``: a stage and all that it reads. ``only``: the stage alone, whose inputs must exist already."""
     stage: str
 
     def __str__(self) -> str:
@@ -31,7 +31,8 @@ def part_named(until: str | None, only: str | None) -> Part | None:
 def part_of_recipe(recipe: ResolvedRecipe, part: Part) -> ResolvedRecipe:
     """Return the recipe with one stage and all that it reads, directly or not; it publishes nothing.
 
-    All datasets stay in it: those that nobody reads any longer make no step, and test sets are still kept apart from the others.
+    All datasets stay in it: datasets that nothing reads any longer make no step, and test sets are still kept apart
+    from the others.
 
     Raises:
         ValueError: the recipe has no such stage.

@@ -38,7 +38,8 @@ _GLUED = re.compile(r"\s*[A-Za-z_][\w.]*:[^\s/].*")
 _UNQUOTED = re.compile(
     r"expected ',' or '[]}]', but got '(\?)'|found character '([%@`|>])' that cannot start any token"
 )
-"""PyYAML's messages where a text needs quotes. It refuses a question mark inside [ ] and { }, which YAML 1.2 allows."""
+"""PyYAML's messages if a text needs quotes. PyYAML refuses a question mark inside [ ] and { }, which YAML 1.2
+allows."""
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """Line breaks of YAML 1.1, which the line numbers of its events count."""
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -124,7 +125,7 @@ def _events(text: str) -> Iterator[yaml.Event]:
 
     Raises:
         yaml.YAMLError: the text is no YAML; the error is PyYAML's.
-        RecipeError: it is none, and PyYAML fails at it.
+        RecipeError: the text is no YAML, and PyYAML fails on it with another error.
     """
     loader = yaml.SafeLoader(text)
     while True:

@@ -34,7 +34,7 @@ def load_recipe(source: str | File, overrides: Sequence[str] = (), *, needs_file
     """Load a recipe file, or a built-in recipe by its name, and apply ``KEY=VALUE`` overrides.
 
     Args:
-        needs_files: refuse files of data and verifiers that are not here.
+        needs_files: whether to refuse a recipe whose files of data or verifiers are missing.
 
     Raises:
         RecipeError: all problems that were found, each with its line or override.
@@ -146,7 +146,7 @@ def read_document(file: File, name: str) -> plain_yaml.Document:
     """Parse the file of a recipe or sweep; ``name`` is its name in problems.
 
     Raises:
-        RecipeError: it is no regular file, is too large, cannot be read, or is no YAML.
+        RecipeError: the file is no regular file, is too large, cannot be read, or is no YAML.
     """
     try:
         with open(file, "rb", opener=_open_nonblocking) as stream:

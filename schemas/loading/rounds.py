@@ -1,7 +1,8 @@
-"""Writes out a ``dpo`` stage with ``rounds``: for each, a stage that collects pairs from the policy of the round before, and one that trains.
+"""Write out a ``dpo`` stage with ``rounds``: for each, a stage that collects pairs from the policy of the round before,
+and one that trains.
 
-It works on the plain recipe, as ``vantage.schemas.loading.members`` does. The last round has the names that the recipe writes, so what
-reads the stage reads the last round's.
+This works on the plain recipe, as ``vantage.schemas.loading.members`` does. The last round has the names that the
+recipe writes, so readers of the stage read the last round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ def with_rounds(plain: Any) -> WrittenOut:
 
 
 def _has_rounds(stage: Mapping[Any, Any]) -> bool:
-    """Return whether a stage has valid ``rounds``; what is wrong with the field itself is left to its own check."""
+    """Return whether a stage has valid ``rounds``; an invalid field is left to its own check."""
     count = stage.get("rounds")
     is_count = isinstance(count, int) and not isinstance(count, bool) and 2 <= count <= MOST_ROUNDS
     return is_count and stage.get("kind") == "dpo" and stage.get("round") is None

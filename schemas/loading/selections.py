@@ -1,6 +1,7 @@
-"""Writes out a dataset that is selected from collected responses: ``data.NAME: {from: STAGE, ...}`` becomes a stage.
+"""Write out a dataset that is selected from collected responses: ``data.NAME: {from: STAGE, ...}`` becomes a stage.
 
-It works on the plain recipe, before its fields and names are checked, so that keys, plans, resumes and audits see an ordinary
+This works on the plain recipe, before its fields and names are checked, so that keys, plans, resumes and audits see an
+ordinary
 stage.
 """
 

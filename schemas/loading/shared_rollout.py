@@ -1,6 +1,7 @@
-"""Fills in the recipe's ``rollout`` where a stage that samples sets nothing else.
+"""Fill in the recipe's ``rollout`` for stages that sample and set nothing else.
 
-It works on the plain recipe, as ``vantage.schemas.loading.members`` does, so that the rules of each stage see what it inherits.
+This works on the plain recipe, as ``vantage.schemas.loading.members`` does, so that the rules of each stage see what it
+inherits.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from vantage.schemas.recipe.rollout import Sampling
 
 FIELD = "rollout"
 PLACES = ("url", "servers", "api_key_variable", "weights_folder")
-"""Fields that say where a stage samples: a stage that sets one of the first two inherits none of them."""
+"""Fields that name the place of sampling: a stage that sets one of the first two inherits none of them."""
 OF_OWN_SERVERS = ("tensor_parallel",)
 """Fields about the servers that a stage starts: a stage that sets ``url`` inherits none of them either."""
 

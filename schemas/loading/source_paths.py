@@ -55,7 +55,7 @@ def absolute(path: str | File, start: File) -> File:
     """Return the path relative to ``start``, with ``~`` and links followed.
 
     Raises:
-        UnresolvablePath: it cannot be resolved.
+        UnresolvablePath: the path cannot be resolved.
     """
     try:
         return (start / File(path).expanduser()).resolve()

@@ -23,7 +23,7 @@ def validated_recipe(plain: Any) -> tuple[Recipe | None, list[Problem]]:
     recipe, omitted = fields.value, fields.omitted
     if recipe is None or named or (omitted and problems_of_names(fields.plain)):
         return None, problems
-    # the stages have inherited it
+    # the stages have inherited ``rollout``
     recipe, disagreements = resolve(recipe.model_copy(update={"rollout": None}))
     problems += (problem for problem in disagreements if not any(is_about(problem, p) for p in omitted))
     return (None if problems else recipe), problems

@@ -9,12 +9,12 @@ from vantage.schemas.problems import Path, Problem
 
 @dataclass(frozen=True)
 class WrittenOut:
-    """A plain recipe after one such part was written out."""
+    """A plain recipe after a part was written out as several stages."""
 
     plain: Any
     problems: tuple[Problem, ...] = ()
     written_at: tuple[tuple[Path, Path], ...] = ()
-    """(Place in ``plain``, place in the recipe as its author wrote it), for what was written out."""
+    """(Place in ``plain``, place in the recipe as its author wrote it), for the parts that were written out."""
 
     def located(self, problems: Iterable[Problem]) -> list[Problem]:
         """Return the problems with their paths in the recipe as its author wrote it; a problem that several parts share is there once."""

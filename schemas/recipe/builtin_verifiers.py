@@ -200,8 +200,8 @@ class ReasoningGymVerifier(BuiltinVerifier):
     source: Literal["builtin:reasoning_gym"]
     """``builtin:reasoning_gym``."""
     at_least: Positive = 1.0
-    """Least score of a right response, and of an entry's own answer; many tasks give a score between 0 and 1 for what is nearly
-    right."""
+    """Least score of a right response, and of an entry's own answer; many tasks give a score between 0 and 1 for
+    nearly right responses."""
     graded: Switch = Field(False, exclude_if=is_default(False))
     """Whether the verdict is the score itself, from 0 to 1. False: right or wrong."""
 
@@ -222,7 +222,7 @@ class BuiltinRow:
     libraries: tuple[str, ...] = ()
     """The distributions that decide what is right. Their versions are in the verifier's key. Empty: our own code and Python's."""
     revision: int = 1
-    """Raised whenever our own code comes to judge a response in another way; in the verifier's key from the second on."""
+    """Raised whenever our own code judges a response differently; in the verifier's key from the second revision on."""
 
     @property
     def source(self) -> str:

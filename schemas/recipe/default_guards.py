@@ -13,7 +13,7 @@ from vantage.schemas.recipe.stages import PolicyOptimization, WatchedRollouts
 from vantage.schemas.recipe.stages_on_data import DirectPreferenceOptimization
 
 FALLS_BORNE = 1.0
-"""Measurements in a row that may find a fall before a watch acts: a single one may be chance."""
+"""Falls measured in a row at which a watch does not act yet: a single one may be chance."""
 OURS = "ours: beyond what healthy small runs reached (docs/log/training_and_critics.md)"
 POLICY, VALUE, BEST, DISTILLED = "policy_optimization", "value_pretraining", "best_of_n", "distillation"
 TRAINED = ("sft", "reward_model", "dpo", "kto", VALUE, POLICY, BEST, DISTILLED)

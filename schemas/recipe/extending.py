@@ -1,4 +1,4 @@
-"""Rules of training a stage further than it was: its length, and what refuses a longer one."""
+"""Rules of extending a stage: its length, and reasons to refuse a longer one."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -36,7 +36,7 @@ def unit_of(work: Work) -> Unit:
 
 
 def length_of(work: Work) -> float:
-    """Return how long a stage trains, in ``unit_of`` it."""
+    """Return how long a stage trains, in the unit of ``unit_of``."""
     return float(getattr(work, unit_of(work)))
 
 
@@ -73,7 +73,8 @@ def why_not_extended_by(work: "Training", extend: Extend) -> str | None:
 
 
 def _why_not_measured(work: "Training", length: float, field: str) -> str | None:
-    """Return why the weights are measured after the last iteration as a longer stage would not measure them there."""
+    """Return why a longer stage would not measure the weights after ``length``, as a stage of that length does; None:
+    it would."""
     every = measured_every(work)
     if not every or any(length % each == 0 for each in every):
         return None
@@ -86,7 +87,7 @@ def _why_not_measured(work: "Training", length: float, field: str) -> str | None
 
 
 def measured_every(work: Any) -> tuple[int, ...]:
-    """Return after how many iterations a stage measures its weights, each of them; empty: it keeps the last ones."""
+    """Return the intervals, in iterations, at which a stage measures its weights; empty: it keeps the last weights."""
     if (validations := getattr(work, "validations", None)) is not None:
         return tuple(validations)
     every = getattr(work, "validate_every", None)

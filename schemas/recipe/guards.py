@@ -34,7 +34,7 @@ Change = Annotated[
     Annotated[Positive, Tag("amount")] | Annotated[Share, Tag("share")],
     Discriminator(lambda given: "share" if isinstance(given, str) else "amount"),
 ]
-"""How far a curve moves: a number in its unit, or a share of what it starts from."""
+"""How far a curve moves: a number in its unit, or a share of its starting value."""
 
 
 class Guard(Frozen):

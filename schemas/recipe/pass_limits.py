@@ -15,8 +15,8 @@ class PassLimits:
     tokens: int | None = None
     """Positions: sequences times the longest of them, padding included. A row that has more makes a pass by itself."""
     share_prompts: bool = True
-    """Whether a pass may read a prompt once for several responses, through its keys and values. It must not where layers are
-    computed again for the backward pass, since they would add the keys and values twice."""
+    """Whether a pass may read a prompt once for several responses, through its keys and values. Not allowed if layers
+    are computed again for the backward pass, since they would add the keys and values twice."""
 
     def or_rows(self, rows: int) -> "PassLimits":
         """Return these limits, with ``rows`` as the bound on rows where there is none."""

@@ -1,4 +1,4 @@
-"""Settings of sampling in a stage: by what, how many responses side by side, and whether while a policy is updated."""
+"""Settings of sampling in a stage: the engine, the number of responses at once, and sampling during updates."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Literal

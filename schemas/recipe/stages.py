@@ -63,14 +63,15 @@ class Rollouts(Training):
 
 
 class WatchedRollouts(Rollouts):
-    """Fields of the stages that train a policy on its own responses: which policy they hand on, and who looks at it."""
+    """Fields of the stages that train a policy on its own responses: the policy that they return, and its watch."""
 
     if TYPE_CHECKING:  # each kind has a default of its own
         validate_every: Count
     watch: Watch | None = Field(None, exclude_if=is_unset)
     """A judge other than the reward, which looks at the policy while it trains."""
     keep: Keep | None = Field(None, exclude_if=is_unset)
-    """Policy that the stage hands on. None: the one that ``watch`` likes best, or without a watch the best by ``validation``."""
+    """Policy that the stage returns. None: the one that ``watch`` scores best, or without a watch the best by
+    ``validation``."""
 
     @property
     def watch_prompts(self) -> str | None:
@@ -79,14 +80,14 @@ class WatchedRollouts(Rollouts):
 
     @property
     def validations(self) -> tuple[int, ...]:
-        """Return every how many iterations the policy is measured on validation prompts."""
+        """Return the intervals, in iterations, at which the policy is measured on validation prompts."""
         return (
             (self.validate_every,) if self.watch is None else self.watch.measured_beside(self.validate_every)
         )
 
     @property
     def keeps_by_watch(self) -> bool:
-        """Return whether the policy that the watch's judge scores best is handed on."""
+        """Return whether the stage returns the policy that the watch's judge scores best."""
         return self.watch is not None and (self.keep is None or self.keep.is_by_watch)
 
     @rule

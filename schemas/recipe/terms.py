@@ -50,7 +50,7 @@ class RewardTerm(ScoreRule):
 
     @property
     def is_shaped(self) -> bool:
-        """Whether its score counts otherwise than as it is."""
+        """Whether a setting changes the score before it is added."""
         return (
             self.clip is not None
             or bool(self.offset)

@@ -22,7 +22,7 @@ def _read_prompts(value: Any) -> Any:
 
 
 class WatchPrompts(Frozen):
-    """The prompts of a watch, where they are not those that validate the stage."""
+    """The prompts of a watch, if they are not the stage's validation prompts."""
 
     data: Name
     """A dataset of prompts, or a mixture."""
@@ -48,10 +48,10 @@ class Watch(Frozen):
     """The prompts that are answered: a dataset, or a mapping of ``data``, ``split`` and ``samples``. None: those that validate the
     stage, whose responses are judged too."""
     on_fall: Literal["warn", "stop", "restore_best", "finish"] = "restore_best"
-    """What happens when the judge's score falls so, as the actions of ``guards``."""
+    """Action when the judge's score falls in this way; the actions are those of ``guards``."""
 
     def measured_beside(self, validate_every: int) -> tuple[int, int]:
-        """Return every how many iterations the policy is measured: by the reward alone, and by the judge too."""
+        """Return the intervals, in iterations, of measurements: by the reward alone, and by the judge too."""
         return validate_every, self.every
 
 

@@ -98,7 +98,7 @@ class VerifierUse(Frozen):
     term: VerifierTerm | None = None
     """The term that its verdicts score; None: it is asked for right or wrong, or for ``score``."""
     score: str | None = None
-    """The name in curves of the one of its scores that decides which responses pass; None: none does."""
+    """Name in curves of the verifier's score that decides which responses pass; None: none does."""
 
 
 class ImportVerifier(Work):

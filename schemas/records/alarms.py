@@ -26,7 +26,7 @@ class Alarm:
 
     @property
     def rank(self) -> int:
-        """Return the alarm's place among others: first those by which there is no result."""
+        """Return the alarm's rank; alarms that leave a run without a result come first."""
         return _TITLES.index(self.title) if self.title in _TITLES else len(_TITLES)
 
     def __str__(self) -> str:

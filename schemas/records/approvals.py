@@ -46,7 +46,7 @@ class Approval(Frozen):
     run_id: str | None = Field(None, exclude_if=is_unset)
     """The run whose question it answers; None: an earlier version recorded it without the run."""
     approved: StrictBool
-    """False: it is rejected."""
+    """Whether the person approves; False: the person rejects."""
     by: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
     """Name that the deciding person gave."""
     login: str | None = Field(None, exclude_if=is_unset)

@@ -119,7 +119,8 @@ class BenchmarkArtifact(StoredArtifact):
 
 
 class TrainingState(StoredArtifact):
-    """Training state that a stage has left beside its model, for a longer one that goes on from it: a checkpoint, and its curves."""
+    """Training state that a stage has left beside its model, from which a longer stage goes on: a checkpoint, and its
+    curves."""
 
     kind: Literal["training_state"] = "training_state"
 

@@ -85,9 +85,10 @@ class AttemptRequest(Frozen):
     microbatch_size: int | None = Field(None, exclude_if=is_unset)
     """Number of rows that replaces the work's, in a run that an earlier version began; None: the work's."""
     resources: Resources = Resources()
-    """What the computation needs of the machine that runs it, and its time limit."""
+    """What the computation needs from its machine, and its time limit."""
     extends: Shorter | None = Field(None, exclude_if=is_unset)
-    """The shorter stage that it goes on from, whose artifact and training state are among the inputs; None: it begins from nothing."""
+    """The shorter stage from which the attempt goes on, whose artifact and training state are among the inputs; None:
+    it starts anew."""
     made_with: dict[str, str] = Field(default_factory=dict)
     """Provenance of the previous attempt, to record what has changed if this one resumes from its checkpoint."""
     log: Path
@@ -136,6 +137,6 @@ class AttemptOutcome(Frozen):
     energy: Energy | None = Field(None, exclude_if=is_unset)
     """Energy of the computation; None: there was none, or the machine has no counter that can be read."""
     usage: Usage | None = Field(None, exclude_if=is_unset)
-    """Readings of the machine meanwhile; None: nothing was computed, or several machines computed it."""
+    """Readings of the machine during the computation; None: nothing was computed, or several machines computed it."""
     facts: Facts = Field(default_factory=dict, exclude_if=is_unset)
     """Facts of the machine when the computation began; empty: nothing was computed, or several machines computed it."""

@@ -77,7 +77,7 @@ class Hashing(Frozen):
     read_seconds: float = 0.0
     """Sum over threads of the time in which bytes were read."""
     hash_seconds: float = 0.0
-    """Sum over threads of the time in which they were hashed."""
+    """Sum over threads of the time in which bytes were hashed."""
 
     @property
     def bound(self) -> Literal["reading", "hashing"]:

@@ -22,9 +22,9 @@ LARGE_BIAS = 0.25
 BETTER_BASELINE = 0.95
 """Factor of the critic's squared advantages below which another baseline is better than the critic."""
 LATE = 0.75
-"""Part of its iterations after which a critic that was then best was still getting better."""
+"""A critic whose best iteration comes after this share of its iterations was still improving."""
 A_COURSE = 4
-"""Fewest iterations that show a course."""
+"""Fewest iterations from which a course can be seen."""
 LOST = 0.2
 """Loss of explained variance during a policy stage from which it is reported."""
 

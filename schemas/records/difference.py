@@ -104,7 +104,7 @@ class MetricDifference(Frozen):
     a: float | None
     b: float | None
     interval_a: Interval | None = None
-    """Two-sided, at 95 %."""
+    """Two-sided interval of A's metric at 95 %."""
     interval_b: Interval | None = None
     standard_error_a: float | None = None
     standard_error_b: float | None = None

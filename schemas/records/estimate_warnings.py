@@ -13,7 +13,7 @@ def warnings_about(artifact: StoredArtifact, *, of_estimates: bool = True) -> tu
     """Return all warnings about an artifact: about the stage's course, its single metrics, then its estimates.
 
     Args:
-        of_estimates: False: leave the last ones out, as earlier versions did.
+        of_estimates: whether to include warnings about estimates; earlier versions did not.
     """
     found = (judges_by_chance(artifact), score_against_accuracy(artifact)) if of_estimates else ()
     return (

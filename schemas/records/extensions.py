@@ -29,7 +29,7 @@ class Shorter(Frozen):
     provenance: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
     """Identity of the computation."""
     verdicts: tuple[Verdict, ...] = Field((), exclude_if=is_default(()))
-    """The verdicts of its gates, where a gate had it trained further."""
+    """The verdicts of its gates, if a gate had the stage trained further."""
 
     def extended_to(self, work: Work) -> str:
         """Return in words how far a longer stage goes on from it."""

@@ -1,4 +1,4 @@
-"""The balance of labelled responses by their weights, and what is said of one that is off."""
+"""The balance of labelled responses by their weights, and the message about an imbalance."""
 
 LEAST, MOST = 1.0, 4 / 3
 """(λ_D · n_D) / (λ_U · n_U) as Hugging Face's TRL recommends it by the paper of KTO, arXiv 2402.01306."""

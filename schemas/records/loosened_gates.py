@@ -76,8 +76,8 @@ def loosened_gates(
 ) -> tuple[LoosenedGate, ...]:
     """Return the gates that were loosened after they had closed.
 
-    A gate is upheld by one that reads the same metric with a bound, a confidence and an ``on_fail`` that are each at
-    least as strict. Where a gate still stops the run, nothing was gained by asking less, and none is returned.
+    A gate is not loosened if another one reads the same metric with a bound, a confidence and an ``on_fail`` that are
+    each at least as strict. If a gate still stops the run, none is returned, since loosening had no effect.
 
     Args:
         verdicts: a run's verdicts on an artifact.

@@ -350,7 +350,8 @@ def one_of_each_family(names: Iterable[str]) -> list[str]:
 
 
 def how_to_measure(name: str, has: Settings) -> str | None:
-    """Return what to set in a stage with these settings so that it reports the metric; None: it does already, or there is none."""
+    """Return the setting with which a stage with these settings reports the metric; None: it does already, or no
+    setting does that."""
     metric = next((metric for metric in METRICS if metric.name == name), None)
     missing = sorted(set(metric.needs) - set(has)) if metric is not None else []
     return " and ".join(NEEDS[each].remedy for each in missing) or None

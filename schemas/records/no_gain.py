@@ -16,7 +16,7 @@ _CONSTANT = {
     "reward_gap": 0.0,
 }
 _REFERENCE = {"value_mse": "constant_mse"}
-"""Metric → the metric of the same stage that measures what it is to be better than."""
+"""Metric → the metric of the same stage that it should be better than."""
 
 
 def no_gain(metric: str, measured: Mapping[str, float | None]) -> float | None:

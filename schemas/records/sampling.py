@@ -51,7 +51,7 @@ class ModelOpened(Frozen):
 
 
 def generation_with(recipe: Generation, *, temperature: float | None, max_tokens: int | None) -> Generation:
-    """Return the recipe's settings with these in their place; None: the recipe's."""
+    """Return the recipe's settings with these instead of its own; None: the recipe's setting stays."""
     given = {"temperature": temperature, "max_response_tokens": max_tokens}
     return recipe.model_copy(update={name: value for name, value in given.items() if value is not None})
 
@@ -136,7 +136,7 @@ class RowToRender(Frozen):
     response: dict[str, str | None] | None
     """The assistant's turn, in the form of the prompt's turns."""
     is_shown: bool = True
-    """Whether its text is wanted; else only what is counted."""
+    """Whether the rendered text is wanted; otherwise only its counts are."""
 
 
 class RenderRequest(Frozen):

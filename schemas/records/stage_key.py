@@ -77,7 +77,8 @@ NOT_IN_KEY = frozenset(
         "uses",
     }
 )
-"""Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.…`` are those of a field."""
+"""Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key; ``rollout.…`` are fields of
+``rollout``."""
 
 _ABSENT = object()
 _DIGEST_LENGTH_SHOWN = 12
@@ -96,13 +97,14 @@ def key_parts(
 
     Args:
         work: the work of the stage process.
-        generation: the recipe's. All of it is in the key of a stage; implicit steps, which never sample, use only its
+        generation: the recipe's ``generation``. All of it is in the key of a stage; implicit steps, which never sample,
+            use only its
             two limits.
         rewards: name in the recipe → reward, for the rewards that ``work`` names.
         seed: the stage's resolved seed; None for work without random numbers.
         inputs: role → content digest; roles as in ``StageJob.inputs``, and ``source`` (sha256 of the content)
             for the implicit steps.
-        extra: what the work reads besides its configuration, for example ``{"chat": True}``.
+        extra: values that the work reads besides its configuration, for example ``{"chat": True}``.
 
     Raises:
         ValueError: a digest or a reward is missing, or one is given that the work does not name.
@@ -183,7 +185,8 @@ def _named_inputs(work: Work, configuration: dict[str, Any], digests: dict[str, 
 
 
 def dumped(work: Work) -> dict[str, Any]:
-    """Return the work as JSON, with the arithmetic that it does, and with what of its fields is in ``NOT_IN_KEY`` at its default.
+    """Return the work as JSON, with the arithmetic that it does, and with its fields of ``NOT_IN_KEY`` at their
+    defaults.
 
     A teacher's server has only the fields that decide its answers.
     """

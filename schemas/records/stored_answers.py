@@ -16,7 +16,7 @@ from vantage.schemas.records.stage_key import stage_key as hash_key_parts
 
 ANSWERS_KIND = "answers"
 ANSWERS_PART = "answers"
-"""Part of a stage's provenance: the digest of the artifact with the answers that it was given."""
+"""Part of a stage's provenance: the digest of the artifact with the answers that the stage received."""
 
 
 class Asked(NamedTuple):
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 class AnsweredBy(NamedTuple):
-    """Names what a stage asks: a judge and a teacher may have models of one name."""
+    """Names whom a stage asks: a judge and a teacher may have models of one name."""
 
     kind: Literal["judge", "reward_server", "other"]
     """``other``: a teacher's server, or a model of the run."""
@@ -52,7 +52,7 @@ class StoredAnswer(Frozen):
     answer_tokens: int = Field(0, ge=0)
     """Tokens that the server counted; 0: it counts none."""
     is_cut_off: bool = Field(False, exclude_if=is_default(False))
-    """Whether the server ended the answer before the model did: at its most tokens, or by a filter."""
+    """Whether the server ended the answer before the model did: at the token limit, or by a filter."""
     is_broken: bool = Field(False, exclude_if=is_default(False))
     """Whether the server broke the answer off, so that the question was asked again: only its tokens count. In no finished file."""
     refusal: str = Field("", exclude_if=is_default(""))
@@ -65,7 +65,8 @@ class StoredAnswer(Frozen):
 
     @property
     def is_counted(self) -> bool:
-        """Return whether the server counted the tokens of question and answer; those of a refused question are none."""
+        """Return whether the server counted the tokens of question and answer. A refused question has none, and counts
+        as counted."""
         return bool(self.refusal) or (
             self.question_tokens > 0 and (self.answer_tokens > 0 or not self.answer)
         )
@@ -77,7 +78,7 @@ class StoredAnswer(Frozen):
 
     @property
     def answered_by(self) -> AnsweredBy:
-        """Return what was asked, by the form of the question."""
+        """Return who answered, by the form of the question."""
         if "messages" in self.asked:
             return AnsweredBy("judge", self.source)
         return AnsweredBy("reward_server" if "item" in self.asked else "other", self.source)
@@ -87,7 +88,7 @@ class StoredAnswer(Frozen):
         return canonical_json(self.model_dump(mode="json"))
 
     def sealed_line(self) -> str:
-        """Return the line with its own sha256, by which a damaged one is found: a finished file has a manifest, and this one has not."""
+        """Return the line with its own sha256, which shows damage: this file has no manifest yet."""
         line = self.line()
         return f'{line[:-1]},"sha256":"{hashlib.sha256(line.encode()).hexdigest()}"}}'
 

@@ -103,7 +103,7 @@ _PRIOR_PROMPTS = 2.0
 
 
 def method_of(metric: str, measured: float, uncertainty: Uncertainty) -> IntervalMethod:
-    """Return the method that the interval of a metric is computed by."""
+    """Return the method by which the interval of a metric is computed."""
     if metric in SHARE_DIFFERENCES or (
         metric in _PAIRED_RATES and (uncertainty.differing is not None or uncertainty.rows == uncertainty.n)
     ):
@@ -135,9 +135,10 @@ def interval_of(
 ) -> tuple[float, float] | None:
     """Return the two-sided interval of a metric at a confidence, by the method that ``method_of`` names.
 
-    All use Student's t with n − 1 degrees of freedom, n the prompts, or ``equal_prompts``. None for one prompt, for an unbounded mean without variation, for
-    a resampled statistic above its greatest confidence or without variation, for a share of a lead that is not clearly above 0, and for an explained variance or ratio
-    that too few prompts carry. docs/decisions/0050 has each method's coverage.
+    All methods use Student's t with n − 1 degrees of freedom, n the prompts, or ``equal_prompts``. None for one prompt,
+    for an unbounded mean without variation, for a resampled statistic above its greatest confidence or without
+    variation, for a share of a lead that is not clearly above 0, and for an explained variance or ratio that too few
+    prompts carry. docs/decisions/0050 has each method's coverage.
 
     Args:
         carrying: result of ``carrying_prompts``; None: not used.

@@ -1,4 +1,5 @@
-"""The form of a verifier's verdicts: right or wrong, one score, or several named ones. Its dry run finds it, and it stays so."""
+"""The form of a verifier's verdicts: right or wrong, one score, or several named ones. The dry run finds it; it never
+changes."""
 
 from typing import Literal
 

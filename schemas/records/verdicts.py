@@ -32,7 +32,7 @@ DEFAULT_CONFIDENCE = 0.95
 NO_LEAD = "the teacher scores no higher than the student before training, so it has no lead to share"
 """Reason of a closed gate on the share of a teacher's lead."""
 STOPS = ("stop", "extend")
-"""``on_fail`` of gates that stop the run when they are closed; one that extends its stage does when it extends no further."""
+"""``on_fail`` of gates that stop the run when they are closed; ``extend`` does so after its last extension."""
 
 
 class Verdict(Frozen):
@@ -66,8 +66,8 @@ class Verdict(Frozen):
 
     @property
     def judged(self) -> float | None:
-        """Return what is compared with the threshold: with a confidence a bound of the interval, else the measured number; None if
-        there is none, or if the gate is closed whatever it is."""
+        """Return the number that is compared with the threshold: with a confidence a bound of the interval, else the
+        measured number; None if there is none, or if the gate is closed whatever the number is."""
         if self.reason is not None:
             return None
         if self.confidence is None:
