@@ -1,7 +1,7 @@
-"""Make the client of a bucket from its address; only this module knows which object storages there are.
+"""Make the client of a bucket from its address; only this module knows the kinds of object storage.
 
-A new one is a row of ``SCHEMES``. Its client has to write on condition (only if nothing is there, only over the version that
-was read), by which leases exclude other machines.
+A new kind is a row of ``SCHEMES``. Its client must support conditional writes (only if nothing is there, only over the
+version that was read), since leases exclude other machines by them.
 """
 
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote  # takes a moment to load
 
 RETRY_SECONDS = 60.0
-"""Seconds for which a request that the network or the server fails is tried again."""
+"""Seconds for which a request is tried again after a failure of the network or the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class Scheme:
     address: str
     """Form of its addresses, after ``NAME://``."""
     open: Callable[..., "Remote"]
-    """Function from an address, and obstore's options of every client, to the client; nothing is asked of the storage yet."""
+    """Function from an address, and obstore's options of every client, to the client; it sends no request yet."""
     variables: str | None = None
-    """Beginning of the variables that obstore reads for it, which are checked; None: none are."""
+    """Prefix of the variables that obstore reads for this storage, which are checked; None: none are checked."""
 
 
 def _by_url(address: str, **options: Any) -> "Remote":
@@ -40,7 +40,7 @@ def _by_url(address: str, **options: Any) -> "Remote":
 
 
 def _s3(address: str, **options: Any) -> "Remote":
-    # Only then are conditional writes sent; without them two machines could both believe that a key is theirs.
+    # Only with this option are conditional writes sent; without them two machines could both hold one key.
     return _by_url(address, conditional_put="etag", **options)
 
 
@@ -54,7 +54,7 @@ _ENDPOINT = re.compile(
 )
 _REGION = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _YES = ("1", "true", "yes", "on", "y")
-"""Values by which obstore takes a switch for on."""
+"""Values that obstore reads as true."""
 
 SCHEMES: Mapping[str, Scheme] = {
     "s3": Scheme(address="BUCKET/PREFIX", open=_s3, variables="AWS_"),
@@ -70,10 +70,10 @@ def address_forms() -> tuple[str, ...]:
 
 
 def open_bucket(address: str, *, retry_seconds: float = RETRY_SECONDS) -> "Remote":
-    """Return the client for a part of a bucket at an address; nothing is asked of it yet.
+    """Return the client for a part of a bucket at an address; no request is sent yet.
 
     Raises:
-        ValueError: another scheme, no bucket, or an endpoint or region in the environment that is none.
+        ValueError: another scheme, no bucket, or an invalid endpoint or region in the environment.
     """
     parts = urlsplit(address)
     if parts.scheme not in SCHEMES or not parts.netloc or parts.query or parts.fragment or parts.username:
@@ -92,7 +92,8 @@ def open_bucket(address: str, *, retry_seconds: float = RETRY_SECONDS) -> "Remot
 def _check_environment(beginning: str) -> None:
     """Refuse endpoints and regions at which obstore panics, and remove empty variables.
 
-    An empty variable is one that somebody left out, such as ``${AWS_REGION:-}`` in a file of Compose; obstore takes it for a value.
+    An empty variable means that none was set, such as ``${AWS_REGION:-}`` in a Compose file; obstore would take it for
+    a value.
     """
     for name, value in list(os.environ.items()):
         if not name.startswith(beginning):

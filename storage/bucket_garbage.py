@@ -2,10 +2,11 @@
 
 A lease can be lost while its holder sleeps, so a lease alone protects nothing here:
 
-- a ref is marked first. Then the runs are read, and then it is removed from exactly the record that was marked, by a
-  conditional write. A lookup that finds the mark removes it, and then that write is refused.
-- an object is removed in one request, right after a heartbeat of its lease has succeeded. A process that commits an equal object
-  holds that lease from before the upload until the ref is written, and uploads again if the lease was lost in between.
+- a ref is marked first. Then the runs are read, and then the ref is removed from exactly the record that was marked, by
+a conditional write. A lookup that finds the mark removes the mark, and then that write is refused.
+- an object is removed in one request, right after a heartbeat of its lease has succeeded. A process that commits an
+equal object holds that lease from before the upload until the ref is written, and uploads again if it lost the lease
+meanwhile.
 
 A removed artifact leaves a record (``vantage.storage.removed``), written before its files are removed. If the artifact then
 stays after all, the record has no effect: readers look for the object first.
@@ -40,9 +41,10 @@ from vantage.storage.sealed_folders import MANIFEST
 _READS = 16
 """Number of records that are read at once."""
 _SILENT_SECONDS = 3600.0
-"""Seconds after which an attempt without an outcome and without new messages counts as lost; it sends a heartbeat every few seconds."""
+"""Seconds after which an attempt without an outcome and new messages counts as lost; attempts send a heartbeat every
+few seconds."""
 _CLOCK = "leases/clock"
-"""Path of a file that is written to read the time of the storage's own clock."""
+"""Path of a file; writing it shows the time of the storage's own clock."""
 
 
 class BucketGarbage:
@@ -51,8 +53,8 @@ class BucketGarbage:
     def __init__(
         self, remote: Remote, keys: KeyRecords, leases: RemoteLeases, cache: Path, cause: Cause
     ) -> None:
-        """Collect from a bucket. ``cache`` has this machine's scratch and staging folders; ``cause`` is written into the
-        records of removed artifacts."""
+        """Find garbage in a bucket. ``cache`` has this machine's scratch and staging folders; ``cause`` is written into
+        the records of removed artifacts."""
         self._remote = remote
         self._cause = cause
         self._keys = keys
@@ -107,7 +109,7 @@ class BucketGarbage:
                     ref = record.ref if is_kept else None
                     if record.ref is not None and not is_kept:
                         self._keep_ref(record.ref)
-                    with suppress(Conflict):  # another process uses it after all
+                    with suppress(Conflict):  # another process uses the ref after all
                         self._keys.write(
                             key, record.model_copy(update={"unneeded": False, "ref": ref}), version
                         )
@@ -150,11 +152,11 @@ class BucketGarbage:
         obstore.put(self._remote, path, ref_bytes(ref))
 
     def _keep_object(self, digest: str) -> None:
-        """Record an object that is about to be removed; one without manifest and ref was not an artifact."""
+        """Record an object that is about to be removed; an object without manifest and ref was not an artifact."""
         prefix = f"{REMOVED_FOLDER}/{digest}/"
         with TemporaryDirectory() as folder:
             for name in (MANIFEST, METRICS_FILE):
-                with suppress(ValueError):  # it was damaged already
+                with suppress(ValueError):  # the object was damaged already
                     RemoteObjects(self._remote).fetch_files(digest, (name,), Path(folder))
             kept = what_stays(Path(folder), digest)
         if not kept and not self._listed(prefix):
@@ -210,7 +212,7 @@ class BucketGarbage:
                 yield Leftover(f"scratch/{key}/", size, stage_key=key, is_scratch=True)
 
     def _messages(self, now: datetime) -> Iterator[Leftover]:
-        """Yield messages of attempts, except for keys with an attempt under way, which may not hold its key yet."""
+        """Yield messages of attempts, except for keys with a running attempt, which may not hold its key yet."""
         of_key: dict[str, list[Any]] = defaultdict(list)
         for each in self._listed("messages/"):
             of_key[str(each["path"]).partition("messages/")[2].partition("/")[0]].append(each)

@@ -11,10 +11,10 @@ def is_digest(text: str) -> bool:
 
 
 def checked_digest(digest: str) -> str:
-    """Return the digest, if it is one: it becomes part of a path.
+    """Return the text if it is a digest: digests become parts of paths.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the text is no digest.
     """
     if not is_digest(digest):
         raise ValueError(f"{digest!r} is not a sha256 in lower-case hexadecimal")

@@ -23,9 +23,10 @@ LONGEST_NAME = 255
 LEFT_OVER_SECONDS = 3600.0
 """Age in seconds from which a file without its final name counts as a killed writer's."""
 _expected: dict[tuple[Path, tuple[int, int]], int] = {}
-"""(Folder, its device and inode) that must stay while this process works in it → number of blocks that expect that."""
+"""(Folder, its device and inode), for folders that must stay while this process works in them → blocks that expect
+this."""
 _counting = threading.Lock()
-"""Held while that number changes: stages side by side work in one store, each in a thread of its own."""
+"""Held while ``_expected`` changes: parallel stages work in one store, each in its own thread."""
 REMOVED = ".removed-"
 """Mark in the name of a folder that is being removed."""
 
@@ -76,7 +77,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and its parents, so that they survive a power loss; an existing folder is kept.
 
     Raises:
-        FolderGone: it lies in an expected folder that is gone.
+        FolderGone: the path lies in an expected folder that is gone.
     """
     check_expected(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -89,7 +90,7 @@ def write_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a new file and wait until its content is on the disk; its name needs ``sync_folder``.
 
     Args:
-        private: readable by its owner only.
+        private: whether only the file's owner can read it.
     """
     with open(path, "xb", opener=open_private if private else None) as file:
         file.write(data)
@@ -100,7 +101,8 @@ def write_file(path: Path, data: bytes, *, private: bool = False) -> None:
 def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace a file: after a kill or a power loss, either the old or the new file is there, complete.
 
-    Of several writers at once, the last one's file stays. A folder with this name is kept as ``NAME.damaged.1``.
+    If several processes write at once, the file of the last one stays. A folder with this name is kept as
+    ``NAME.damaged.1``.
     """
     with _new_file(path) as new:
         write_file(new, data, private=private)
@@ -127,7 +129,7 @@ def move_folder(source: Path, target: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder if it is there; it is renamed first, so that no half-removed folder is used."""
+    """Remove a folder if it exists; it is renamed first, so that no half-removed folder is used."""
     # Another process may have removed it already.
     with suppress(FileNotFoundError):
         os.rename(folder, folder.with_name(f"{folder.name}{REMOVED}{secrets.token_hex(8)}"))
@@ -153,8 +155,8 @@ def open_lock(path: Path) -> int:
     """Return the descriptor of a lock's file, which is created if missing.
 
     Raises:
-        ValueError: a folder has its name.
-        OSError: a link has it (ELOOP): what it points to is not touched.
+        ValueError: a folder has the file's name.
+        OSError: a link has the file's name (ELOOP); the target of the link is not touched.
     """
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -177,32 +179,34 @@ def open_private(path: str | Path, flags: int) -> int:
     """Open a file for ``open(…, opener=)``: new or existing, it is accessible by its owner only, whatever the umask."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if os.fstat(descriptor).st_mode & 0o077:
-        with suppress(PermissionError):  # somebody else's file, who let us write it
+        with suppress(PermissionError):  # the file of another user who allows us to write it
             os.fchmod(descriptor, 0o600)
     return descriptor
 
 
 def make_private(path: Path) -> None:
-    """Create an empty file that only its owner can access, for a library that would use the umask."""
+    """Create an empty file that only its owner can access, for a library that would otherwise create the file by the
+    umask."""
     os.close(open_private(path, os.O_RDWR | os.O_CREAT))
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
-    """Return a hidden name beside the path, from its name and the ending; a long name is cut, so that a file system takes it."""
+    """Return a hidden name beside the path, from its name and the ending; a long name is cut, so that file systems
+    accept it."""
     kept = os.fsencode(path.name)[: LONGEST_NAME - len(os.fsencode(ending)) - 1]
     return path.with_name(f".{os.fsdecode(kept)}{ending}")
 
 
 def free_path(folder: Path, name: str) -> Path:
-    """Return the first free path of ``name.1``, ``name.2`` …; the caller holds a lock if there may be two."""
+    """Return the first free path of ``name.1``, ``name.2`` …; the caller holds a lock if two processes may ask."""
     numbered = (folder / f"{name}.{number}" for number in count(1))
     return next(path for path in numbered if not os.path.lexists(path))
 
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside the file that no other writer has, for the file's new content; the new file is removed if the
-    block fails."""
+    """Yield a name beside the file that no other writer uses, for the file's new content; the new file is removed if
+    the block fails."""
     new = hidden_beside(path, f".{secrets.token_hex(8)}{_NEW}")
     try:
         yield new
@@ -216,8 +220,8 @@ def _new_file(path: Path) -> Iterator[Path]:
 def remove_left_overs(path: Path, *, before: float = math.inf) -> None:
     """Remove the remains of the file's killed writers.
 
-    ``before``: a time of the same file system's clock, since younger ones may be a living writer's; the default is for a caller who
-    alone writes the file.
+    ``before``: only files older than this time of the file system's clock are removed, since younger ones may belong to
+    a living writer. The default is for a caller that is the file's only writer.
     """
     begin = hidden_beside(path, f".{'0' * 16}{_NEW}").name[: -len(f"{'0' * 16}{_NEW}")]
     for left in path.parent.glob(f"{glob.escape(begin)}*{_NEW}"):

@@ -1,7 +1,7 @@
 """New SQLite databases of Prefect and MLflow: all tables, and no later rows.
 
-Their migrations take seconds for every new workspace. So a database is kept as it is after its first migration on this
-machine (``vantage.storage.machine_cache``), under a name with the version of what made it.
+Their migrations take seconds for every new workspace. So a database is kept in its state after the first migration on
+this machine (``vantage.storage.machine_cache``), under a name with the version of the package that made it.
 """
 
 import sqlite3
@@ -20,11 +20,12 @@ _VERSION_TABLE = "alembic_version"
 def migrated_once(name: str, database: Path | None, *, rows_of: Collection[str] = ()) -> Iterator[None]:
     """Keep the database that the body opens: if it is new, it is filled from a kept one, or kept if there is none.
 
-    One caller at a time: hold a lock. Whoever opens it still looks at its version, and migrates it if need be.
+    Only one caller at a time: callers hold a lock. Whoever opens the database still checks its version, and migrates it
+    if needed.
 
     Args:
-        name: of what is kept; it has the version of what makes the tables.
-        database: missing or without bytes if it is new; None: there is none.
+        name: name of the kept database, with the version of the package that makes the tables.
+        database: path of the database, which is new if the file is missing or empty; None: there is no database.
         rows_of: tables whose rows are kept too, since every new database has them.
     """
     empty = database.stat() if database is not None and database.is_file() else None
@@ -39,7 +40,8 @@ def migrated_once(name: str, database: Path | None, *, rows_of: Collection[str] 
 
 
 def _keep(name: str, database: Path, rows_of: Collection[str]) -> None:
-    """Keep the tables, and the rows of the named ones, also while it is in use; does nothing if it was not migrated."""
+    """Keep the tables, and the rows of ``rows_of``, even while the database is in use; do nothing if it was not
+    migrated."""
     with suppress(OSError, sqlite3.Error), tempfile.TemporaryDirectory(prefix="vantage-database-") as folder:
         file = Path(folder) / "empty.db"
         with (
@@ -54,5 +56,5 @@ def _keep(name: str, database: Path, rows_of: Collection[str]) -> None:
                 if table not in (_VERSION_TABLE, *rows_of):
                     copy.execute(f'DELETE FROM "{table}"')
             copy.commit()
-            copy.execute("VACUUM")  # what was deleted is still in the pages
+            copy.execute("VACUUM")  # deleted rows are still in the pages
         keep_derived(name, file.read_bytes())

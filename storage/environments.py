@@ -21,7 +21,8 @@ class DamagedEnvironment(OSError):
 
 
 def keep_environment(storage: Storage, environment: Environment) -> str:
-    """Store the environment unless it is stored already; returns its digest. Two writers of one digest write the same bytes."""
+    """Store the environment unless it is stored already; returns its digest. Two writers of one digest write the same
+    bytes."""
     digest, path = environment.digest, _path(environment.digest)
     if isinstance(storage, Store):
         file = storage.root / path
@@ -43,7 +44,7 @@ def read_environment(storage: Readable, digest: str) -> Environment | None:
     """Return the environment of a digest; None: the storage does not have it.
 
     Raises:
-        DamagedEnvironment: its bytes are not those of the digest.
+        DamagedEnvironment: the stored bytes do not match the digest.
         ValueError: ``digest`` is not a digest.
     """
     path = _path(checked_digest(digest))

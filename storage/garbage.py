@@ -1,7 +1,8 @@
 """Find and remove what a storage no longer needs, while attempts may be running.
 
-A process that is about to use a stage key first records that, then holds the key, then looks it up. A process that removes
-a ref first holds the key, then asks what is needed. So one of the two sees the other. An object is removed only while no
+A process that is about to use a stage key first records the key, then holds it, then looks it up. A process that
+removes a ref first holds the key, then asks which keys are needed. So one of the two sees the other. An object is
+removed only while no
 process can commit an equal one, and after the refs were read again.
 """
 
@@ -20,7 +21,7 @@ BATCH = 16
 """Number of stage keys that are held at once while refs are removed."""
 
 Needed = Callable[[], Collection[str]]
-"""Function that returns what must stay; it is called while the key or the object is held."""
+"""Function that returns the keys or objects that must stay; it is called while the key or the object is held."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Leftover:
     stage_key: str | None = None
     """Key that is held while the leftover is removed; None: no process uses it."""
     is_scratch: bool = False
-    """Whether it is scratch: attempts at the key may go on from it, or runs that need the key read it."""
+    """Whether it is a scratch folder: attempts at the key may go on from it, or runs that need the key read it."""
     is_committed: bool = False
     """Whether the newest attempt at the key has committed, and the storage has everything that others read of this
     scratch folder."""
     age_seconds: float | None = None
-    """Age in seconds by the storage's own clock, where the age decides; else None."""
+    """Age in seconds by the storage's own clock, if removal depends on the age; else None."""
 
 
 class Garbage(Protocol):
@@ -63,7 +64,7 @@ class Garbage(Protocol):
         """Record and remove refs that are not needed and whose keys no attempt holds; returns the keys of the removed ones."""
 
     def remove_object(self, digest: str, *, needed: Needed) -> bool:
-        """Record and remove an object unless it is needed or being committed; returns whether it was removed."""
+        """Record and remove an object unless it is needed or just being committed; returns whether it was removed."""
 
     def remove_leftover(self, leftover: Leftover, *, needed: Needed) -> bool:
         """Remove a leftover unless its key is needed or held; returns whether it was removed."""

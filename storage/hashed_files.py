@@ -17,7 +17,7 @@ Chunks = Iterator[bytes | memoryview]
 
 @dataclass
 class HashClock:
-    """Number of bytes that were hashed, and the time for it; shared by all threads."""
+    """Number of hashed bytes, and the time for them; all threads share it."""
 
     num_bytes: int = 0
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class FileToHash:
     name: str
     size: int
     open: Callable[[], Chunks]
-    """Function that returns its bytes, in order."""
+    """Function that returns the file's bytes, in order."""
 
 
 def hash_all(files: list[FileToHash], clock: HashClock) -> list[str | OSError]:

@@ -32,7 +32,7 @@ def hold_lock(
 
     Args:
         path: the lock file.
-        subject: what is locked, for the message.
+        subject: name of the locked thing, for the message.
         holder: name of the caller, shown to those who wait.
         on_wait: called with the current holder at the start of the wait, and whenever the holder changes.
         timeout: seconds to wait; None: no limit.

@@ -23,7 +23,7 @@ class KeyRecord(Frozen):
     newest_attempt: int = Field(0, ge=0, strict=True)
     ref: Ref | None = None
     unneeded: bool = False
-    """Whether the ref is about to be removed; a process that looks it up first takes this mark off."""
+    """Whether the ref is about to be removed; a process that looks the ref up first removes this mark."""
 
 
 class KeyRecords:

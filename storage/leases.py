@@ -2,8 +2,8 @@
 
 A lease is a record with a counter that its holder raises. A process that waits watches the counter, and measures its time
 on its own monotonic clock: no clocks of two machines are ever compared. If the counter does not change for
-``LEASE_SECONDS``, the holder is dead or cut off, and the waiter takes the lease over. A holder that was only slow learns
-this at its next heartbeat, and its commit is refused, because the new holder has counted a new attempt.
+``LEASE_SECONDS``, the holder is dead or cut off, and the waiter takes the lease over. A holder that was only slow
+learns of this at its next heartbeat, and its commit is refused, because the new holder has counted a new attempt.
 """
 
 import logging
@@ -34,7 +34,7 @@ class Lease(Frozen):
     holder: str | None
     """Name of the holder; None: the lease was given back."""
     token: str
-    """Random token of one holding; two holdings by the same holder have different tokens."""
+    """Random token of this lease; two leases of the same holder have different tokens."""
     beat: int = 0
     seconds: float = LEASE_SECONDS
     """Seconds that the holder may be silent. The holder writes this itself, so that machines need not agree."""
@@ -48,7 +48,7 @@ class RemoteLeases:
         self._remote = remote
         self.seconds = LEASE_SECONDS if seconds is None else seconds
         self._watched: dict[str, tuple[Version | None, float]] = {}
-        """Path → the version last seen and since when, by this process's monotonic clock."""
+        """Path → the version last seen, and the time since which it was seen, by this process's monotonic clock."""
 
     @contextmanager
     def hold(
@@ -145,7 +145,7 @@ class RemoteLeases:
             return None, version
 
     def _is_silent(self, path: str, lease: Lease, version: Version | None) -> bool:
-        """Return whether this process has seen the same heartbeat for the time of the lease."""
+        """Return whether this process has seen no new heartbeat for the duration of the lease."""
         seen, since = self._watched.get(path, (None, 0.0))
         if seen != version:
             self._watched[path] = (version, time.monotonic())
@@ -154,14 +154,14 @@ class RemoteLeases:
 
 
 class HeldLease:
-    """A lease that this process holds; a thread renews it until it is closed, which gives it back."""
+    """A lease that this process holds; a thread renews it until ``close`` gives it back."""
 
     def __init__(self, remote: Remote, path: str, lease: Lease, version: Version, *, seconds: float) -> None:
         self._remote = remote
         self._path = path
         self._lease = lease
         self._version: Version | None = version
-        """The lease's record as written last; None: the lease is lost."""
+        """Version of the lease's record as written last; None: the lease is lost."""
         self._seconds = seconds
         self._writing = threading.Lock()
         self._stopped = threading.Event()
@@ -206,7 +206,7 @@ class HeldLease:
         try:
             if Lease.model_validate_json(data).token == self._lease.token:
                 return version
-        except ValidationError:  # those who wait take such a lease over
+        except ValidationError:  # a waiting process takes such a lease over
             _log.warning("%s cannot be read as a lease; this attempt will not be committed", self._path)
             return None
         _log.warning("%s was taken over by another; this attempt will not be committed", self._path)

@@ -1,7 +1,7 @@
 """Keep files of a user on one machine, outside any workspace: objects of buckets, and derived files.
 
-A derived file takes seconds to make again, and nothing depends on it. One that is missing, damaged or cannot be written is
-treated as absent.
+A derived file can be made again in seconds, and nothing depends on it. A missing, damaged or unwritable file counts as
+absent.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ def cache_root() -> Path:
     """Return ``$VANTAGE_CACHE``, or ``~/.cache/vantage``.
 
     Raises:
-        RuntimeError: the user has no home.
+        RuntimeError: the user has no home folder.
     """
     return Path(os.environ.get("VANTAGE_CACHE") or Path.home() / ".cache" / "vantage")
 
 
 def read_derived(name: str) -> bytes | None:
-    """Return the bytes that were kept under the name; None: there are none that are intact."""
+    """Return the bytes that were kept under the name; None: there are none, or they are damaged."""
     try:
         seal, data = (cache_root() / _DERIVED / name).read_bytes().split(b"\n", 1)
     except (OSError, ValueError, RuntimeError):
@@ -32,7 +32,8 @@ def read_derived(name: str) -> bytes | None:
 
 
 def keep_derived(name: str, data: bytes) -> None:
-    """Keep the bytes for later processes of this user, who alone can read them; several processes may do this at once."""
+    """Keep the bytes for later processes of this user; nobody else can read them. Several processes may do this at
+    once."""
     with suppress(OSError, RuntimeError):
         folder = cache_root() / _DERIVED
         folder.mkdir(parents=True, exist_ok=True)

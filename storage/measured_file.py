@@ -1,6 +1,6 @@
-"""``metrics.json``: the metrics of an artifact, as one of its files, so that the manifest has its sha256.
+"""``metrics.json``: the metrics of an artifact, as one of its files, so that the manifest has their sha256.
 
-A ref holds a copy, which is valid only if it is equal.
+A ref holds a copy, which is valid only if it equals this file.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Sealed:
 
     measured: Measured
     files_digest: str
-    """sha256 over the manifest's records of all files except ``metrics.json``: equal if two artifacts hold the same
+    """sha256 over the manifest's records of all files except ``metrics.json``: equal for two artifacts with the same
     files, whatever their metrics."""
 
 
@@ -77,7 +77,7 @@ def read_sealed(folder: Path, *, digest: str) -> Sealed:
 
     Raises:
         ValueError: manifest or ``metrics.json`` is invalid, or does not match the digest.
-        OSError: it cannot be read.
+        OSError: one of them cannot be read.
     """
     records = read_manifest(folder, digest=digest)
     record, path = records.pop(METRICS_FILE, None), folder / METRICS_FILE
@@ -105,7 +105,7 @@ def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
 
 
 def _watched(measured: Measured | StoredArtifact) -> dict[str, object]:
-    """Return the guards' observations, under the name that a difference is reported with."""
+    """Return name in reports of differences → observations of the guards."""
     return {"firings": _sealed(measured.firings), "ended_early": measured.ended_early}
 
 
@@ -115,7 +115,7 @@ def _sealed(firings: tuple[Firing, ...]) -> tuple[Firing, ...]:
 
 
 def differences(field: str, said: Mapping[str, object], measured: Mapping[str, object]) -> Iterator[str]:
-    """Yield a line for each name whose value differs from ``metrics.json``."""
+    """Yield a line for each name whose value differs from that in ``metrics.json``."""
     for name in dict.fromkeys((*said, *measured)):
         one, other = (str(each[name]) if name in each else "absent" for each in (said, measured))
         if one != other:

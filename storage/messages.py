@@ -1,11 +1,11 @@
 """Exchange small files between a run and one of its attempts on another machine, in the storage that both reach.
 
-messages/<stage key>/<number>/request.json    who asked for the attempt; created once, so one of several wins
+messages/<stage key>/<number>/request.json    who asked for the attempt; created once, so one of several runs wins
 messages/<stage key>/<number>/begun.json      the computation has begun
 messages/<stage key>/<number>/beat            a counter that the attempt raises as long as it lives
-messages/<stage key>/<number>/log.txt         what it has printed
-messages/<stage key>/<number>/stop            written by a run that wants it to save and stop
-messages/<stage key>/<number>/outcome.json    how it ended; created once
+messages/<stage key>/<number>/log.txt         output of the attempt
+messages/<stage key>/<number>/stop            written by a run that asks the attempt to save and stop
+messages/<stage key>/<number>/outcome.json    how the attempt ended; created once
 """
 
 from dataclasses import dataclass
@@ -76,13 +76,13 @@ def messages_of(remote: "Remote", stage_key: str, number: int) -> Messages:
 
 
 def logs_with(logs: bytes, number: int, log: bytes) -> bytes:
-    """Return several attempts' logs, and the output of the attempt of the next numbered request, under a line that names it."""
+    """Return the logs of several attempts with that of request ``number`` added, under a line that names it."""
     end = b"" if not logs or logs.endswith(b"\n") else b"\n"
     return logs + end + _title(number) + log
 
 
 def logs_before(logs: bytes, number: int) -> bytes:
-    """Return the part of several attempts' logs before a numbered request's log."""
+    """Return the part of several attempts' logs before the log of request ``number``."""
     return logs.partition(_title(number))[0]
 
 

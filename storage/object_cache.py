@@ -1,13 +1,13 @@
 """Cache copies of objects on this machine: verified, bounded in bytes, shared by its processes and by all buckets.
 
-    objects/<digest>/     a copy, whole and found intact when it came here
-    fetching/…            copies on their way here
-    removing/…            copies on their way out
+    objects/<digest>/     a copy, complete and found intact when it was fetched
+    fetching/…            copies that are being fetched
+    removing/…            copies that are being removed
     locks/used-<digest>   locked (shared) by each process that uses the copy; its time of change is the last use
     locks/fetch-<digest>  locked by the process that fetches or replaces the copy
 
-When a copy needs room, those that were not used for longest are removed, never one that a process uses. A folder is
-renamed before it is removed, so no process finds half of one. The kernel releases the locks of a process that dies.
+When a copy needs room, the least recently used ones are removed, but never one that a process uses. A folder is
+renamed before it is removed, so no process finds half a copy. The kernel releases the locks of a process that dies.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ class ObjectCache:
     """The copies below one folder of a local disk."""
 
     def __init__(self, root: Path, *, max_bytes: int) -> None:
-        """Hold at most ``max_bytes``; running processes may keep more in use."""
+        """Hold copies of at most ``max_bytes``, or more if running processes use more."""
         self.root = root.absolute()
         self._max_bytes = max_bytes
         self._objects, self._fetching, self._removing, self._locks = (
@@ -46,7 +46,7 @@ class ObjectCache:
         weakref.finalize(self, self._kept.close)
 
     def keep(self, digest: str, fetch: Callable[[Path], list[str]], size: Callable[[], int]) -> Path:
-        """Return the folder of a copy, which stays as long as this object; see ``using``."""
+        """Return the folder of a copy, which stays as long as this instance exists; see ``using``."""
         with self.using(digest, fetch, size) as folder:
             if digest not in self._keeping:
                 self._kept.enter_context(_used(self._locks / f"used-{digest}"))
@@ -60,12 +60,12 @@ class ObjectCache:
         """Yield the folder of an intact copy, which is not removed inside the block.
 
         Args:
-            digest: of the object.
-            fetch: fills a new folder; returns what is wrong with it.
-            size: of the object in bytes; asked before it is fetched.
+            digest: digest of the object.
+            fetch: function that fills a new folder and returns its problems.
+            size: function that returns the object's bytes; it is called before the object is fetched.
 
         Raises:
-            DamagedObject: what was fetched is damaged.
+            DamagedObject: the fetched copy is damaged.
         """
         target = self._objects / digest
         with _used(self._locks / f"used-{digest}"):
@@ -82,7 +82,7 @@ class ObjectCache:
         return folder if folder.is_dir() else None
 
     def adopt(self, folder: Path, digest: str) -> None:
-        """Move a sealed folder of this disk here, unless there is a copy."""
+        """Move a sealed folder of this disk into the cache, unless there is a copy."""
         target = self._objects / digest
         with _used(self._locks / f"used-{digest}"), locked(self._locks / f"fetch-{digest}"):
             if not target.is_dir():
@@ -90,7 +90,7 @@ class ObjectCache:
                 move_folder(folder, target)
 
     def make_room(self, wanted: int = 0) -> None:
-        """Remove unused copies, those unused for longest first, until ``wanted`` more bytes are within the bound."""
+        """Remove unused copies, the least recently used first, until ``wanted`` more bytes fit within the bound."""
         with locked(self._locks / "make-room"):
             self._clear()
             sizes = {path.name: bytes_in(path) for path in self._objects.iterdir()}
@@ -117,7 +117,7 @@ class ObjectCache:
         for left in self._fetching.iterdir():
             lock = open_lock(self._locks / f"fetch-{left.name.partition('-')[0]}")
             try:
-                if try_lock(lock):  # a held lock means that it is being fetched
+                if try_lock(lock):  # a held lock means that the copy is being fetched
                     shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(lock)
@@ -150,7 +150,7 @@ def max_bytes_from(environment: os._Environ[str] | dict[str, str]) -> int:
     """Return the bound that ``$VANTAGE_CACHE_GB`` sets, in bytes.
 
     Raises:
-        ValueError: it is no positive number.
+        ValueError: the variable is no positive number.
     """
     text = environment.get(GB_VARIABLE) or str(DEFAULT_GB)
     try:

@@ -1,16 +1,17 @@
 """Storage in a bucket (S3, Google Cloud Storage, Azure), for attempts on several machines.
 
-    objects/<digest>/…          an artifact's files; ``manifest.json`` is written last, so an object with one is whole
+    objects/<digest>/…          an artifact's files; ``manifest.json`` is written last, so an object with one is
+    complete
     keys/<stage key>.json       number of the newest attempt, and the ref: one record, replaced by conditional writes alone
     leases/<stage key>.json     who works on the stage key (``vantage.storage.leases``)
     scratch/<stage key>/…       checkpoints and journal of an attempt that has not ended (``vantage.storage.scratch_copy``)
-    removed/<digest>/…          what stays of an artifact that was removed (``vantage.storage.removed``)
+    removed/<digest>/…          record of an artifact that was removed (``vantage.storage.removed``)
     quarantine/…                damaged records and manifests, kept for inspection
 
 Each machine has a cache: a folder with the objects that it has fetched and verified, and its own scratch and staging
-folders. Nothing is computed on from the bucket itself.
+folders. No computation reads the bucket itself.
 
-The attempt's number and the ref are one record, so a writer that was stopped, and wakes up after its successor began,
+The attempt's number and the ref are one record. So a writer that was suspended, and goes on after its successor began,
 finds another version of the record and cannot commit.
 """
 
@@ -60,8 +61,9 @@ class ObjectStorage:
         Args:
             cache: scratch and staging folders of this machine; processes may share it.
             objects: copies of objects, on the same disk; None: below ``cache``, without a bound.
-            address: what ``vantage.storage.storage.open_storage`` takes, on any machine that reaches the bucket.
-            lease_seconds: how long the holder of a stage key may be silent; None: ``vantage.storage.leases.LEASE_SECONDS``.
+            address: address for ``vantage.storage.storage.open_storage``, on any machine that reaches the bucket.
+            lease_seconds: seconds that the holder of a stage key may be silent; None:
+                ``vantage.storage.leases.LEASE_SECONDS``.
         """
         self.address = address
         self.remote = remote
@@ -81,11 +83,11 @@ class ObjectStorage:
         return self._copies.find(checked_digest(digest))
 
     def has_object(self, digest: str) -> bool:
-        """Return whether there is a whole object of this digest; its files are not checked."""
+        """Return whether there is a complete object of this digest; its files are not checked."""
         return MANIFEST in self._objects.sizes(checked_digest(digest))
 
     def sealed(self, digest: str) -> Sealed:
-        """Return metrics of an object, from its own files; only the small ones are fetched.
+        """Return metrics of an object, from its own files; only small files are fetched.
 
         Raises:
             ValueError, OSError: it is missing, or does not match the digest.
@@ -95,7 +97,8 @@ class ObjectStorage:
             return read_sealed(Path(folder), digest=digest)
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        """Return a small file of an object, checked against the manifest; only the two are fetched. None: there is none.
+        """Return a small file of an object, checked against the manifest; only these two files are fetched. None: there
+        is none.
 
         Raises:
             ValueError, OSError: it is missing, or does not match the digest.
@@ -108,7 +111,7 @@ class ObjectStorage:
             return read_sealed_file(Path(folder), path, digest=digest)
 
     def verify(self, artifact: Artifact) -> list[str]:
-        """Return problems of the artifact's files in the bucket, every byte of which is fetched; empty: intact."""
+        """Return problems of the artifact's files in the bucket, all of which are fetched; empty: intact."""
         with TemporaryDirectory(dir=self._cache / "staging") as folder:
             return self._objects.fetch(checked_digest(artifact.digest), Path(folder) / "object")
 
@@ -129,10 +132,11 @@ class ObjectStorage:
         ]
 
     def folder(self, artifact: Artifact) -> Path:
-        """Return a local folder with the artifact's files, fetched and verified; it stays as long as this object.
+        """Return a local folder with the artifact's files, fetched and verified; it stays as long as this instance
+        exists.
 
         Raises:
-            DamagedObject: the object is missing or damaged; it counts as missing from now on, so its stage runs again.
+            DamagedObject: the object is missing or damaged; it counts as missing from then on, so its stage runs again.
         """
         try:
             return self._copies.keep(*self._copy_of(artifact.digest))
@@ -143,7 +147,7 @@ class ObjectStorage:
     # Refs
 
     def find(self, stage_key: str) -> Ref | None:
-        """Return the ref of a stage key, or None; the artifact's files are not looked at.
+        """Return the ref of a stage key, or None; the artifact's files are not checked.
 
         Raises:
             DamagedRef: the record cannot be read, or belongs to another stage key.
@@ -278,7 +282,8 @@ class ObjectStorage:
         return folder
 
     def scratch_folder(self, stage_key: str) -> Path:
-        """Return the local scratch folder, with the copy of another machine's if that is further; the caller holds the key."""
+        """Return the local scratch folder, replaced by another machine's copy if that is further; the caller holds the
+        key."""
         folder, copy = self._scratch(stage_key), self._copy(stage_key)
         if not folder.is_dir():
             copy.fetch()
@@ -350,7 +355,8 @@ class ObjectStorage:
                     return
 
     def _mend(self, folder: Path, ref: Ref) -> None:
-        """Upload what other machines have found damaged, from an intact copy; nobody removes the object meanwhile."""
+        """Upload files that other machines have found damaged, from an intact copy; nobody removes the object
+        meanwhile."""
         lease = object_lease(ref.artifact.digest)
         with self._leases.hold(lease, holder=f"run {ref.run_id}"):
             self._objects.upload(folder, ref.artifact.digest)

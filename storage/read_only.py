@@ -1,6 +1,6 @@
 """Read a store without changing it: for audits, also of copies on read-only disks. Nothing is created, cached or repaired.
 
-Every byte in the folder or the bucket is hashed, and never a copy that was verified before.
+Every byte in the folder or the bucket itself is hashed, never that of a copy that was verified before.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ class Hashed:
 
 @dataclass(frozen=True)
 class Listed:
-    """Problems of an object that names and sizes show, and its files that can be hashed."""
+    """Problems of an object that can be seen from names and sizes, and its files that can be hashed."""
 
     problems: tuple[str, ...]
     files: Mapping[str, str]
@@ -93,12 +93,13 @@ def hash_listed(listed: Mapping[str, Listed], clock: HashClock) -> dict[str, Has
 
 
 def is_pipe(path: Path) -> bool:
-    """Return whether reading would wait for a writer for ever."""
+    """Return whether the path is a pipe: reading it would wait for a writer for ever."""
     return path.is_fifo()
 
 
 def list_folder(folder: Path, *, digest: str | None) -> Listed:
-    """Return what names and sizes show of a sealed folder; ``digest`` None: compare with its own manifest."""
+    """Compare the names and sizes in a sealed folder with its manifest; ``digest`` None: the manifest itself is not
+    checked."""
     if is_pipe(folder / MANIFEST):
         return Listed((f"{MANIFEST}: is not a plain file",), {}, ())
     problems = find_problems(folder, digest=digest, read=False)
@@ -181,7 +182,7 @@ class FolderReader:
 
 
 class BucketReader:
-    """``ReadOnlyStore`` of a bucket; files are hashed while they are downloaded, and not kept."""
+    """``ReadOnlyStore`` of a bucket; files are hashed during their download, and not kept."""
 
     def __init__(self, remote: "Remote") -> None:
         from vantage.storage.remote_objects import RemoteObjects

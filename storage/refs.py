@@ -39,7 +39,8 @@ class Ref(Frozen):
     """Provenance, recorded but not in the stage key: code, library versions, device, threads."""
 
     def serves(self, run_id: str) -> bool:
-        """Return whether a run may take the artifact for the whole stage: one that a person ended early is only its own run's."""
+        """Return whether a run may take the artifact for the whole stage: an artifact that a person ended early belongs
+        only to its own run."""
         ended = self.artifact.ended_early
         return ended is None or ended.by != "hand" or run_id == self.run_id
 
@@ -51,7 +52,7 @@ class Lookup:
     ref: Ref | None
     """The ref of an intact artifact; None: the stage has to run."""
     damage: tuple[str, ...] = ()
-    """Reason why a stored artifact cannot be used; empty if there is none, or it is intact."""
+    """Reasons why a stored artifact cannot be used; empty if there is no artifact, or it is intact."""
 
 
 def uri_of(digest: str) -> str:
@@ -66,7 +67,7 @@ def check_ref(ref: Ref, *, stage_key: str, where: str) -> Ref:
         where: the ref's path, for the message.
 
     Raises:
-        DamagedRef: it does not.
+        DamagedRef: the ref belongs to another key or object.
     """
     artifact = ref.artifact
     try:
@@ -90,7 +91,7 @@ def seal_as(
     key_parts: Mapping[str, Any],
     provenance: Mapping[str, Any],
 ) -> Ref:
-    """Seal the files of a stage together with what was measured, and return the ref that would point to them.
+    """Seal the files of a stage together with its metrics, and return the ref that would point to them.
 
     Raises:
         ValueError: folder, key or description is invalid (``UnsafePath``: a file is).

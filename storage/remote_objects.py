@@ -1,7 +1,7 @@
 """Store objects in a bucket: files first, the manifest last, so that an object with a manifest is complete.
 
-An upload that was cut off is resumed file by file: what is there already is read back, and sent again only if its sha256
-is not that of the manifest. A size alone proves nothing. Large files go up in parts, several at once.
+An interrupted upload is resumed file by file: a file that exists already is read back, and sent again only if its
+sha256 differs from the manifest. An equal size proves nothing. Large files are uploaded in parts, several at once.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _TRANSFERS = 8
 PART_BYTES = 8 * 2**20
 """Bytes of the parts in which larger files are uploaded."""
 _MAX_PARTS = 9000
-"""Most parts; the storages take 10,000."""
+"""Most parts of a file; the storages accept 10,000."""
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class RemoteObjects:
         self._remote = remote
 
     def upload(self, folder: Path, digest: str) -> None:
-        """Upload what is missing of a sealed folder, then its manifest; it can be repeated after a kill."""
+        """Upload the missing files of a sealed folder, then its manifest; this can be repeated after a kill."""
         records = read_manifest(folder, digest=digest)
         sizes = {path: record["size"] for path, record in records.items()}
         there = self.sizes(digest)
@@ -78,7 +78,7 @@ class RemoteObjects:
         """Download some files of an object to a folder.
 
         Raises:
-            ValueError: one is missing.
+            ValueError: a file is missing.
         """
         for path in paths:
             try:
@@ -99,7 +99,7 @@ class RemoteObjects:
             aside = copy_aside(self._remote, path)
             obstore.delete(self._remote, path)
         except (NotFoundError, FileNotFoundError):
-            return  # another machine has removed it, or there was none
+            return  # another machine has removed the manifest, or there was none
         _log.warning("%s is damaged and not used (manifest kept as %s)", uri_of(digest), aside)
 
     def _send(self, folder: Path, digest: str, path: str) -> None:
@@ -135,7 +135,7 @@ def copy_aside(remote: Remote, path: str) -> str:
 
 
 def quarantine_of(path: str) -> str:
-    """Return the folder in which damaged versions of a path are kept."""
+    """Return the path of the folder for damaged versions of a path."""
     return f"quarantine/{path.replace('/', '-')}"
 
 

@@ -1,13 +1,13 @@
 """Keep a record of each removed artifact that is enough to describe it later.
 
     removed/<digest>/manifest.json            every file's path, size and sha256; its own sha256 is the digest
-    removed/<digest>/metrics.json             what was measured, under the manifest as before
+    removed/<digest>/metrics.json             the metrics; the manifest still has their sha256
     removed/<digest>/refs/<stage key>.json    each ref that pointed to it: key parts, parents, provenance, run
-    removed/<digest>/removal.json             when, why and by whom; written last, and before the first file goes
+    removed/<digest>/removal.json             when, why and by whom; written last, before the first file is removed
 
-First each ref is recorded and removed, then the rest is recorded, then the object is removed. So after a kill at any moment
-either the object exists, or this record of it is complete. If an artifact is made again, it exists; its record stays, and is
-replaced when it is removed again.
+First each ref is recorded and removed, then the rest is recorded, then the object is removed. So after a kill at any
+moment either the object exists, or its record is complete. If an artifact is made again, its record stays, and is
+replaced when the artifact is removed again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ _REFS = "refs"
 
 
 class Cause(Frozen):
-    """Reason of a removal; it is for people, and decides nothing."""
+    """Reason of a removal; it is only shown."""
 
     when: str
     """Date and time (ISO 8601, UTC) by the clock of the machine that removed it."""
@@ -89,7 +89,8 @@ def find_removed(storage: "Readable", digest: str) -> Removal | None:
 
 
 def what_stays(folder: Path, digest: str) -> dict[str, bytes]:
-    """Return name → bytes of an object's small files that are kept when it is removed; empty if its manifest is damaged."""
+    """Return name → bytes of an object's small files that are kept when the object is removed; empty: its manifest is
+    damaged."""
     with suppress(ValueError, OSError):
         read_manifest(folder, digest=digest)
         kept = {MANIFEST: (folder / MANIFEST).read_bytes()}

@@ -1,8 +1,8 @@
 """Keep a copy of an attempt's scratch folder in the bucket, so that another machine can go on from its last checkpoint.
 
-Copied beside the computation, by the process that watches it: a checkpoint is a sealed folder that appears by a rename,
-so it is never seen half-written. Its manifest goes last; a checkpoint without one is not fetched. The files beside the
-checkpoints (the journal, lists of finished batches) go before them, so it reaches at least as far as they do.
+The process that watches the computation copies meanwhile: a checkpoint is a sealed folder that appears by a rename, so
+it is never seen half-written. Its manifest is sent last; a checkpoint without one is not fetched. The files beside the
+checkpoints (the journal, lists of finished batches) are sent before them, so they reach at least as far.
 """
 
 import logging
@@ -22,7 +22,7 @@ from vantage.storage.durable_files import make_folder
 from vantage.storage.sealed_folders import MANIFEST, check_path
 
 COPY_SECONDS = 10.0
-"""Seconds between two looks at the folder; unchanged files are not sent again."""
+"""Seconds between two copies of the folder; unchanged files are not sent again."""
 
 _SAVING = "saving"
 """The folder of a checkpoint that is being written."""
@@ -38,10 +38,10 @@ class ScratchCopy:
         self._prefix = prefix
         self._folder = folder
         self._sent: dict[str, tuple[int, int]] = {}
-        """Path → size and time of change of what was last sent."""
+        """Path → size and time of change of the version that was last sent."""
 
     def exists(self) -> bool:
-        """Return whether the bucket has any file of it."""
+        """Return whether the bucket has any file of the copy."""
         return any(batch for batch in obstore.list(self._remote, f"{self._prefix}/", chunk_size=1))
 
     def is_ahead(self) -> bool:
@@ -54,8 +54,8 @@ class ScratchCopy:
     def kept_up(self, names: Sequence[str]) -> Iterator[None]:
         """Send changes while the block runs, in a thread of its own, and once more at its end.
 
-        ``names`` are those of the files and folders directly in the scratch folder that are sent. What moves from one file to
-        another is lost nowhere if the file that it leaves comes first.
+        ``names`` are the files and folders directly in the scratch folder that are sent. If lines move from one file to
+        another, name the file that they leave first, so that no line is lost.
         """
         done = threading.Event()
 
@@ -78,11 +78,11 @@ class ScratchCopy:
         changed = [path for path, state in found.items() if self._sent.get(path) != state]
         # The journal before the checkpoints, and a checkpoint's manifest after its files; otherwise in the order of the names.
         for path in sorted(changed, key=lambda path: ("/" in path, PurePosixPath(path).name == MANIFEST)):
-            with suppress(FileNotFoundError):  # an old checkpoint that was removed meanwhile
+            with suppress(FileNotFoundError):  # an old checkpoint was removed meanwhile
                 obstore.put(self._remote, f"{self._prefix}/{path}", self._folder / path)
                 self._sent[path] = found[path]
         for path in [path for path in self._sent if path not in found]:
-            # The manifest first: a checkpoint that is being removed is no checkpoint.
+            # The manifest is removed first, so that no half-removed checkpoint is fetched.
             self._delete(path)
             del self._sent[path]
 
@@ -109,7 +109,7 @@ class ScratchCopy:
             self._delete(path)
 
     def _send_or_warn(self, names: Sequence[str]) -> None:
-        """Send the changes; a bucket that does not answer costs the copy, not the computation."""
+        """Send the changes; if the bucket does not answer, warn, and let the computation go on."""
         try:
             self.send(names)
         except (BaseError, OSError) as error:

@@ -24,7 +24,7 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 
 _MAX_THREADS = 8
 
-# Letters, digits and a few marks: no separator of any system, no percent sign, no control character.
+# Letters, digits and a few marks: no path separator of any system, no percent sign, no control character.
 _NAME = re.compile(r"[A-Za-z0-9_.,+=@() -]{1,255}")
 
 
@@ -76,7 +76,7 @@ def read_sealed_file(folder: Path, path: str, *, digest: str) -> bytes | None:
 
     Raises:
         ValueError: manifest or file is invalid, or does not match the digest.
-        OSError: it cannot be read.
+        OSError: one of them cannot be read.
     """
     record = read_manifest(folder, digest=digest).get(path)
     if record is None:
@@ -172,10 +172,11 @@ def file_sha256(path: Path) -> str:
 
 
 def check_path(path: Any) -> None:
-    """Refuse a relative path that could leave its folder on any system.
+    """Refuse a relative path that could leave its folder on some system.
 
     Raises:
-        UnsafePath: it is absolute, has an empty part, ``.`` or ``..``, or a character that is not allowed (such as a
+        UnsafePath: the path is absolute, has an empty part, ``.`` or ``..``, or a character that is not allowed (such
+            as a
             backslash, percent sign or control character).
     """
     parts = path.split("/") if isinstance(path, str) else [""]

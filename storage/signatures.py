@@ -81,8 +81,8 @@ def add_signature(
     signature: bytes,
     about: About = "signatures",
 ) -> None:
-    """Store a signed statement, also in place of a damaged one. The signature is written last, so that a signature
-    implies a whole statement.
+    """Store a signed statement, or replace a damaged one. The signature is written last, so that a signature implies a
+    complete statement.
 
     Two processes that sign the same statement with the same key at once both write a valid signature; the last one stays.
 
@@ -99,7 +99,7 @@ def add_signature(
 
 
 def place_of(storage: Storage, stage_key: str, key_id: str) -> str:
-    """Return the place of a key's statements, as a path or an address."""
+    """Return the path or address of a key's statements."""
     return f"{storage.address}/signatures/{stage_key}/{key_id}"
 
 

@@ -1,7 +1,7 @@
 """The interface of a storage: objects, refs, leases and scratch folders are four separate protocols.
 
-One folder of a file system holds all four (``vantage.storage.store.Store``). A bucket holds the first three, and a copy of the
-scratch folders of attempts that go on (``vantage.storage.object_storage.ObjectStorage``).
+One folder of a file system holds all four (``vantage.storage.store.Store``). A bucket holds the first three, and a copy
+of the scratch folders of running attempts (``vantage.storage.object_storage.ObjectStorage``).
 """
 
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Readable(Protocol):
-    """The part of a storage that readers need, also if it is read only: its files, and which objects exist."""
+    """The part of a storage that readers need, even if it is read-only: its files, and which objects exist."""
 
     @property
     def remote(self) -> "Remote":
@@ -56,10 +56,10 @@ class Objects(Protocol):
         OSError as above."""
 
     def verify(self, artifact: Artifact) -> list[str]:
-        """Return problems of the artifact's files, every byte of which is read; empty: intact."""
+        """Return problems of the artifact's files, all of which are read; empty: intact."""
 
     def check_sizes(self, artifact: Artifact) -> list[str]:
-        """Return problems of the artifact's files that names and sizes show."""
+        """Return problems of the artifact's files that can be seen from names and sizes."""
 
 
 class Refs(Protocol):
@@ -131,7 +131,7 @@ class Scratch(Protocol):
         """Remove the scratch folder."""
 
     def discard_local_scratch(self, stage_key: str) -> None:
-        """Remove this machine's scratch folder if others read their files elsewhere; the caller holds the key."""
+        """Remove this machine's scratch folder, unless other machines read it too; the caller holds the key."""
 
 
 class Storage(Objects, Refs, Leases, Scratch, Protocol):
@@ -154,7 +154,7 @@ def open_storage(address: str) -> Storage:
     ``AZURE_…``).
 
     Raises:
-        ValueError: the address is none of these, or the bound is not a number.
+        ValueError: the address is neither a path nor a bucket's address, or the bound is not a number.
     """
     if "://" not in address:
         return Store(Path(address))

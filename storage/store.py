@@ -5,7 +5,7 @@
     staging/<key>.<attempt>/   files of an attempt before they are committed
     scratch/<stage key>/       shared by attempts: in-stage checkpoints, metric journal, progress
     locks/                     locks of stage keys; the number of the newest attempt
-    removed/<digest>/          what stays of an artifact that was removed (``vantage.storage.removed``)
+    removed/<digest>/          record of an artifact that was removed (``vantage.storage.removed``)
     quarantine/                damaged objects and refs, kept for inspection
 
 How a stage uses it::
@@ -125,12 +125,12 @@ class Store:
     def verify(self, artifact: Artifact) -> list[str]:
         """Return problems of the artifact's files (set of files, sizes, sha256, links); empty: intact.
 
-        See ``VerifiedFolders``: what was intact and has not changed is not read again.
+        See ``VerifiedFolders``: a folder that was intact and has not changed is not read again.
         """
         return self._verified.problems(self._object_path(artifact.digest), digest=artifact.digest)
 
     def check_sizes(self, artifact: Artifact) -> list[str]:
-        """Return problems of the artifact's files that names and sizes show; only the manifest is read."""
+        """Return problems of the artifact's files that can be seen from names and sizes; only the manifest is read."""
         return find_problems(self._object_path(artifact.digest), digest=artifact.digest, read=False)
 
     def inspect(self, stage_key: str) -> Lookup:
@@ -210,7 +210,7 @@ class Store:
 
         Raises:
             Locked: the timeout has passed.
-            FolderGone: inside the block, something would be made although the store was moved away or removed.
+            FolderGone: the block would make a file although the store was moved away or removed.
         """
         path = self._lock_path(stage_key, "lock")
         what = f"stage key {stage_key[:12]}"
@@ -225,7 +225,7 @@ class Store:
         return holder_of_lock(self._lock_path(stage_key, "lock"))
 
     def next_attempt(self, stage_key: str) -> int:
-        """Return number of a new attempt, from 1; earlier attempts can no longer commit."""
+        """Return the number of a new attempt, from 1; earlier attempts can no longer commit."""
         with locked(self.swap_lock(stage_key)):
             return increment_count(self._lock_path(stage_key, "attempt"), seen=self._attempt_seen(stage_key))
 
@@ -386,7 +386,7 @@ class Store:
         return max(0 if ref is None else ref.attempt, max(staged, default=0))
 
     def _staged(self, stage_key: str) -> list[tuple[Path, int]]:
-        """Return folders in staging of the stage key's attempts, each with the attempt's number."""
+        """Return the staging folders of the stage key's attempts, each with the attempt's number."""
         named = ((path, path.name.split(".")[1]) for path in self._staging.glob(f"{stage_key}.*"))
         return [(path, int(number)) for path, number in named if re.fullmatch(r"[0-9]{1,18}", number)]
 
@@ -423,5 +423,6 @@ class Store:
         return self._lock_path(stage_key, "swap")
 
     def object_lock(self, digest: str) -> AbstractContextManager[None]:
-        """Hold the lock of an object: inside the block no equal object is committed, set aside or removed by another."""
+        """Hold the lock of an object: inside the block no other process commits, sets aside or removes an equal
+        object."""
         return locked(self._locks / f"object-{checked_digest(digest)}")

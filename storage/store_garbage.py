@@ -1,7 +1,8 @@
 """Find and remove what is no longer needed in a store on a file system (``vantage.storage.garbage``).
 
-The locks are the kernel's: they cannot be lost while their holder lives, so the result of a check still holds when it is
-used. A removed artifact leaves a record (``vantage.storage.removed``), written under the same locks before it is removed.
+The locks are the kernel's: they cannot be lost while their holder lives, so the result of a check still
+holds when it is used. Under the same locks, a record of a removed artifact (``vantage.storage.removed``) is written
+before the removal.
 """
 
 import os
@@ -22,7 +23,7 @@ class StoreGarbage:
     """The removable content of a store."""
 
     def __init__(self, store: Store, cause: Cause) -> None:
-        """Collect from a store. ``cause`` is written into the records of removed artifacts."""
+        """Find garbage in a store. ``cause`` is written into the records of removed artifacts."""
         self._store = store
         self._cause = cause
         self._removed = RemovedFolder(store.root)
@@ -32,7 +33,7 @@ class StoreGarbage:
 
     @property
     def patience_seconds(self) -> float:
-        """No seconds: the locks of dead processes are free at once."""
+        """Return 0: the locks of dead processes are free at once."""
         return 0.0
 
     def refs(self) -> Mapping[str, Ref]:
@@ -102,7 +103,7 @@ class StoreGarbage:
         return {path.name: bytes_in(path) for path in folders if is_digest(path.name)}
 
     def _keep_quarantined(self, path: Path) -> None:
-        """Keep the record of a damaged object that no attempt has made again."""
+        """Keep a record of a damaged object that no attempt has made again."""
         digest = path.name.partition(".")[0]
         if path.parent.name != "quarantine" or not is_digest(digest):
             return
@@ -137,7 +138,7 @@ class StoreGarbage:
                 yield self._leftover(path, stage_key=key, is_scratch=path.name == key)
 
     def _quarantined(self) -> Iterator[Leftover]:
-        """Yield files in quarantine; their age counts from their last renaming, by the clock of the file system."""
+        """Yield files in quarantine; their age counts from their last rename, by the clock of the file system."""
         clock = self._root / "locks" / "clock"
         clock.touch()
         now = clock.stat().st_mtime

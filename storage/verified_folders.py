@@ -13,7 +13,7 @@ class VerifiedFolders:
 
     def __init__(self) -> None:
         self._intact: dict[Path, object] = {}
-        """Folder → its stamp when every byte of it was last read and right."""
+        """Folder → its stamp when every byte was last read and intact."""
 
     def problems(self, folder: Path, *, digest: str) -> list[str]:
         """Return the problems of the folder's files (set of files, sizes, sha256, links); empty: intact."""
