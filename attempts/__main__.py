@@ -2,8 +2,8 @@
 
     python -m vantage.attempts REQUEST.json OUTCOME.json
 
-On SIGTERM or SIGHUP (and Ctrl-C) the computation saves its state and ends. The exit code is 0 if there is an artifact, else that of the
-failure; 75 if the attempt was stopped, or was ``only_reuse`` and found no artifact.
+On SIGTERM or SIGHUP (and Ctrl-C) the computation saves its state and ends. The exit code is 0 if there is an artifact,
+else that of the failure; 75 if the attempt was stopped, or had ``only_reuse`` and found no artifact.
 """
 
 import signal

@@ -1,6 +1,6 @@
 """Compute digests of the code that a stage runs: of the syntax trees of a module and of all our modules that it imports.
 
-Nothing here imports the code. What was read of a module is cached (``vantage.storage.machine_cache``) and reused while the
+Nothing here imports the code. The facts of a module are cached (``vantage.storage.machine_cache``) and reused while the
 module's bytes are the same: parsing all modules takes a third of the time of ``vantage plan``.
 """
 
@@ -22,7 +22,8 @@ from vantage.schemas.recipe.terms import TERMS
 from vantage.storage.machine_cache import keep_derived, read_derived
 
 PREFIX = "vantage."
-"""Prefix of our modules' names. Digests are taken without it, since the first digests were taken before it was introduced."""
+"""Prefix of our modules' names. Digests are taken without the prefix, since the first ones were taken before it
+existed."""
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 """Packages whose code determines a stage's numbers."""
@@ -30,15 +31,15 @@ PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 _PREFIXED = re.compile(rf"\b{re.escape(PREFIX)}(?=(?:{'|'.join(PACKAGES)})\b)")
 
 KINDS_MODULE = "vantage.schemas.kinds"
-"""Excluded from the code: the rows of its table are in the stage key, or change no number. Otherwise a new kind, or a new
-revision of one kind, would count as changed code of all other kinds."""
+"""Module that is excluded: the rows of its table are in the stage key, or change no number. Otherwise a new kind, or a
+new revision of one kind, would count as changed code of all other kinds."""
 
 LOADED_BY_NAME = {
     "vantage.tasks.rewards.scoring": [kind.module for kind in TERMS],
     "vantage.tasks.rewards.builtin.judge": [row.module for row in BUILTIN],
     "vantage.tasks.rewards.sandbox": ["vantage.tasks.rewards.sandbox_inside"],
 }
-"""Module → modules that it imports by the names in a table, or starts as a process."""
+"""Module → modules that it imports by their names in a table, or starts as processes."""
 
 # CPython 3.11 has one depth counter of syntax trees for all threads: if a garbage collection lets another thread parse
 # at the same time, either fails with a SystemError (python/cpython#106905). Libraries parse too, without this lock.
@@ -51,21 +52,21 @@ class Reading(NamedTuple):
     """Facts that were read from one module's source."""
 
     source: str
-    """sha256 of its bytes."""
+    """sha256 of the module's bytes."""
     tree: str
-    """sha256 of its syntax tree without docstrings."""
+    """sha256 of the module's syntax tree without docstrings."""
     imports: tuple[str, ...]
-    """Modules that it may import."""
+    """Modules that the module may import."""
 
 
-@cache  # an audit asks for every stage, and modules that were read are cached too
+@cache  # an audit asks for the digest of every stage
 def code_digest(module: str) -> str:
     """Return the sha256 over the syntax trees of a module and of all our modules that it imports, at any depth.
 
     Comments, layout and docstrings do not change it; a renamed variable does.
 
     Raises:
-        ValueError: the module is none of ours.
+        ValueError: the module is not one of ours.
     """
     trees = module_digests(module)
     if not trees:
@@ -99,7 +100,7 @@ def module_digests(module: str) -> dict[str, str]:
 
 @cache
 def _read(path: Path) -> Reading:
-    """Return the module's facts, from the cache where its bytes are the same."""
+    """Return the module's facts, from the cache if its bytes are the same."""
     source = path.read_bytes()
     sha256 = hashlib.sha256(source).hexdigest()
     kept = _kept().get(str(path))
@@ -115,7 +116,7 @@ def _read(path: Path) -> Reading:
 
 @cache
 def _kept() -> dict[str, Reading]:
-    """Return path → facts read from the file, by this process and by earlier ones."""
+    """Return path → facts that this process or earlier ones have read from the file."""
     kept = read_derived(_name())
     readings = {} if kept is None else json.loads(kept)
     return {path: Reading(source, tree, tuple(imports)) for path, (source, tree, imports) in readings.items()}
@@ -134,7 +135,8 @@ def _name() -> str:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Switch off garbage collections, which make parsing take three times as long: a tree has no cycles."""
+    """Switch off garbage collections, which make parsing take three times as long and find nothing: a tree has no
+    cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -163,7 +165,7 @@ def _source(module: str) -> Path | None:
 
 
 class _TreeReader:
-    """Reads a tree once, since reading takes as long as parsing."""
+    """Dumps a tree and collects its imports in one pass, since a pass takes as long as parsing."""
 
     def __init__(self) -> None:
         self.imports: list[str] = []
@@ -194,7 +196,7 @@ class _TreeReader:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a docstring: a string alone."""
+    """Return whether a statement is a string alone, like a docstring."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)

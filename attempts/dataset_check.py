@@ -1,7 +1,7 @@
 """Validate a dataset that a stage collected, before it becomes an artifact.
 
 Stages may run without pandera, so the check is here, between a stage's end and its commit. It reads the files in Arrow
-batches: memory holds one of them.
+batches: memory holds one batch.
 """
 
 from pathlib import Path
@@ -17,15 +17,16 @@ def check_dataset(folder: Path, content: str, *, step: str) -> None:
     Rows may repeat: two samples of one prompt can be the same.
 
     Args:
-        folder: has one Parquet file a split.
+        folder: folder with one Parquet file for each split.
         content: content of the rows, as in ``vantage.schemas.steps.CONTENT_COLUMNS``.
-        step: the step that made it, for the message.
+        step: the step that made the dataset, for the message.
 
     Raises:
-        vantage.schemas.row_rules.UnusableTable: a row breaks a rule; with the split, numbers, reasons and first rows.
+        vantage.schemas.row_rules.UnusableTable: a row breaks a rule; the error has the split, numbers, reasons and
+            first rows.
         FileNotFoundError: a split's file is missing.
     """
-    # These take a second to import, and few runs collect pairs
+    # These modules take a second to import, and few runs collect pairs
     from vantage.schemas.row_rules import UnusableTable
     from vantage.schemas.tables import usable_rows
     from vantage.tasks.data.rows import open_parquet

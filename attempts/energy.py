@@ -1,7 +1,8 @@
 """Measure the energy of an attempt by counters of the hardware: NVML's of each GPU, and RAPL's of each processor package.
 
-A GPU belongs to one attempt, so its energy is the attempt's. A package's counter knows no processes: attempts side by
-side each get all that the package used meanwhile. What cannot be read is not measured, and never guessed.
+A GPU belongs to one attempt, so its energy is the attempt's. A package's counter knows no processes: each of several
+parallel attempts gets all energy that the package used meanwhile. Counters that cannot be read are left out, never
+guessed.
 """
 
 import time
@@ -20,7 +21,7 @@ five minutes."""
 
 
 class EnergyMeter:
-    """Reads the counters when it is made, at some polls, and at the end."""
+    """Reads the counters at its construction, at some polls, and at the end."""
 
     def __init__(
         self, gpus: Sequence[str] = (), *, powercap: Path = POWERCAP, nvml: ModuleType | None = None
@@ -38,7 +39,7 @@ class EnergyMeter:
         self._next_read = time.monotonic() + READ_EVERY_SECONDS
 
     def poll(self) -> None:
-        """Read the counters of the packages, so often that none starts again unseen."""
+        """Read the counters of the packages if it is time, often enough to see every wrap-around."""
         if time.monotonic() >= self._next_read:
             self._next_read = time.monotonic() + READ_EVERY_SECONDS
             self.read_packages()
@@ -55,14 +56,15 @@ class EnergyMeter:
         return None if found == Energy() else found
 
     def _cpu_joules(self) -> float | None:
-        """Return the joules of all packages; None also if one of several cannot be read: a part would look like the whole."""
+        """Return the joules of all packages; None if one of them cannot be read, since a part would look like the
+        whole."""
         used = [package.joules for package in self._packages]
         known = [each for each in used if each is not None]
         return sum(known) if known and len(known) == len(used) else None
 
     def _gpu_joules(self) -> float | None:
         before, after = self._gpus_before, self._of_gpus()
-        # a counter that fell: the driver was loaded again
+        # the counter fell: the driver was loaded again
         if before is None or after is None or after < before:
             return None
         return after - before
@@ -71,7 +73,7 @@ class EnergyMeter:
         """Return joules that all GPUs of the attempt together have used since the driver was loaded; None: not measured."""
         if not self._gpus:
             return None
-        # no driver, no library, or a GPU (an older one, or a part of one) without a counter
+        # no driver, no library, or a GPU without a counter (an older GPU, or a part of one)
         with suppress(Exception), initialised(self._nvml) as nvml:
             return sum(_millijoules(nvml, gpu) for gpu in self._gpus) / 1000
         return None
@@ -87,7 +89,7 @@ class _Package:
 
     @property
     def joules(self) -> float | None:
-        """Joules; None: a reading failed, so that the total is not known."""
+        """Return joules; None: a reading failed, so the total is unknown."""
         return None if self._last is None else self._used / 1e6
 
     def read(self) -> None:
@@ -104,13 +106,15 @@ class _Package:
 
 
 def _packages(powercap: Path) -> list[Path]:
-    """Return one zone for each package, without parts of packages and second ways to the same one (``intel-rapl-mmio``)."""
+    """Return one zone for each package, without parts of packages and second zones of one package
+    (``intel-rapl-mmio``)."""
     zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
     return [zone for zone in zones if _text(zone / "name").partition("-")[0] == "package"]
 
 
 def _microjoules(counter: Path) -> int | None:
-    """Return the number in the file; None if it is missing or may not be read (since 2020 only root may, unless the machine's owner allows it)."""
+    """Return the number in the file; None if it is missing or this process may not read it (since 2020 only root may,
+    unless the machine's owner allows it)."""
     text = _text(counter)
     return int(text) if text.isdecimal() else None
 
@@ -123,5 +127,6 @@ def _text(file: Path) -> str:
 
 
 def _millijoules(nvml: ModuleType, gpu: str) -> int:
-    """Return the millijoules since the driver was loaded; NVML raises an error where there is no such GPU or no counter."""
+    """Return the millijoules since the driver was loaded; NVML raises an error if there is no such GPU or no
+    counter."""
     return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle_of(nvml, gpu)))

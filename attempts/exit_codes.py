@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes; the numbers are those of ``sysexits.h`` where it has the meaning."""
+    """Exit codes, with the numbers of ``sysexits.h`` if it has a code of the same meaning."""
 
     OK = 0
     AUDIT_FAILED = 1
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     GATE_CLOSED = 78
     """A gate did not pass, or a guard stopped a stage; the verdict or the firing is recorded."""
     HUNG = 124
-    """No progress for too long, twice; the log has the stacks of all threads (124 is what ``timeout`` leaves)."""
+    """No progress for too long, twice; the log has the stacks of all threads (124 is also the code of ``timeout``)."""
     INTERRUPTED = 130
     """Ctrl-C, before anything could be saved."""
     OUT_OF_MEMORY = 137
@@ -52,7 +52,7 @@ MEANINGS: dict[ExitCode, str] = {
 
 
 def may_be_retried(code: int) -> bool:
-    """Return whether another attempt can succeed without changes, which is only so after an interruption."""
+    """Return whether another attempt can succeed without changes: only after an interruption."""
     return code == ExitCode.RESUME
 
 
@@ -62,5 +62,5 @@ def may_be_retried_once(code: int) -> bool:
 
 
 def code_of_signal(number: int) -> int:
-    """Return exit code that shells report for a process that signal ``number`` ended."""
+    """Return the exit code that shells report for a process that signal ``number`` ended."""
     return 128 + number

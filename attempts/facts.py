@@ -15,7 +15,7 @@ def _load() -> str:
 READERS: Mapping[str, Callable[[], str]] = {
     "load": _load,
 }
-"""Name of a fact → its reader, which raises OSError where the machine does not know the fact."""
+"""Name of a fact → its reader, which raises OSError if the machine does not know the fact."""
 
 
 def read_facts() -> Facts:

@@ -1,4 +1,5 @@
-"""Find files of built-in recipes at their former place: runs from before our packages were one name them there."""
+"""Find files of built-in recipes that moved: runs from before our packages had a common name record their former
+paths."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -16,13 +17,14 @@ def folder_now() -> Path:
 
 
 def folder_before() -> Path:
-    """Return the folder of the built-in recipes when the packages had no common name. In a checkout it is still there."""
+    """Return the former folder of the built-in recipes, when the packages had no common name. A checkout still has
+    it."""
     return package_folder().parent / "recipes"
 
 
 def found_now(given: Sourced) -> Sourced:
-    """Return the path of the same data, verifier or benchmark as it is installed now, if the path is a former one without
-    a file."""
+    """Return the present path of the same data, verifier or benchmark, if the path is a former one without a file; else
+    the path unchanged."""
     source = Path(given.source)
     if not source.is_relative_to(folder_before()) or source.exists():
         return given

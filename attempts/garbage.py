@@ -9,12 +9,11 @@ is collected. CPython's own numbers are 700, 10, 10 (2,000 from 3.12 on)."""
 
 
 def collect_rarely() -> None:
-    """Collect less often for as long as this process runs, and not at its end: Prefect's and MLflow's modules are a million
-    objects that stay, and looking through them again and again takes a sixth of the time of their import, and at the end
-    0.7 s.
+    """Collect less often while this process runs, and not at its end: Prefect's and MLflow's modules are a million
+    objects that stay, and scanning them repeatedly takes a sixth of the time of their import, and 0.7 s at the end.
 
-    Memory grows by the cycles among 50,000 objects at most before they are found. Not for processes that compute: a cycle may
-    hold tensors.
+    Memory grows at most by the cycles among 50,000 objects before they are found. Do not use this in processes that
+    compute: a cycle may hold tensors.
     """
     gc.set_threshold(*THRESHOLDS)
     atexit.register(gc.freeze)

@@ -69,7 +69,7 @@ DATA_PREFIX = "data."
 VERIFIER_PREFIX = "verifiers."
 """Prefix of the implicit steps that import verifiers."""
 BASE_SUFFIX = ".base"
-"""Suffix of a role; ``ROLE.base`` is the whole model that the role's adapters were trained on."""
+"""Suffix of a role; ``ROLE.base`` is the base model on which the role's adapters were trained."""
 
 _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
 """Resources of implicit steps. Their time limit is a day, since a model may be downloaded over a slow line."""
@@ -135,7 +135,7 @@ def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeStep:
-    """One step of a recipe, with all that its plan, its key and its attempts read of the recipe."""
+    """One step of a recipe, with everything that its plan, its key and its attempts read from the recipe."""
 
     name: str
     reads: Mapping[str, str]
@@ -144,21 +144,21 @@ class RecipeStep:
     gates: tuple[Gate, ...]
     resources: Resources
     pool: str | None
-    """The work pool that computes it; None: the process that orders the run."""
+    """The work pool that computes the step; None: the process of the run does."""
     generation: Generation
     rewards: Mapping[str, Reward]
     chat: bool | None
     date: date_type
-    """The day that templates read as today."""
+    """The date of today in templates."""
     seed: int
     key_seed: int | None
-    """The seed in its key; None: its work draws nothing."""
+    """The seed in the step's key; None: its work uses no random numbers."""
     answers: bool
     """Whether the recipe has verifiers, which read the answers of prompts."""
     max_dropped: Mapping[str, float]
     """Role → largest share of unusable rows."""
     imported: tuple[SourcedModel, ...]
-    """The models that it depends on, directly or not."""
+    """The models on which the step depends, directly or not."""
 
     def key_parts(
         self,
@@ -171,9 +171,9 @@ class RecipeStep:
 
         Args:
             inputs: role → digest.
-            source: ``source_of`` the step's work, where it is known; None: it is read.
-            facts: those of ``vantage.models.source_facts`` that hold of a model which the step depends on; None: they
-                are read from the models.
+            source: ``source_of`` the step's work, if it is known; None: it is read.
+            facts: those of ``vantage.models.source_facts`` that hold for a model on which the step depends; None: they
+            are read from the models.
 
         Raises:
             OSError, ValueError: a source cannot be read, or does not match the recipe.
@@ -188,7 +188,7 @@ class RecipeStep:
         )
 
     def _extra(self, facts: Collection[str] | None) -> dict[str, Any]:
-        """Return fields of the recipe that the step reads besides its own configuration."""
+        """Return the fields of the recipe that the step reads besides its own configuration."""
         if isinstance(self.work, PrepareData):
             # Prompts prepared by a version without verifiers may lack the answers of their file.
             return {"answers": True} if self.answers and self.work.content == "prompts" else {}
@@ -207,7 +207,7 @@ class RecipeStep:
 
 
 def steps_of(recipe: ResolvedRecipe) -> dict[str, RecipeStep]:
-    """Return name → step, for all steps of a recipe, each after those that it reads."""
+    """Return name → step, for all steps of a recipe, each after its inputs."""
     inputs = dependencies(recipe)
     works: dict[str, Work] = {}
     steps: dict[str, RecipeStep] = {}
@@ -218,7 +218,7 @@ def steps_of(recipe: ResolvedRecipe) -> dict[str, RecipeStep]:
 
 
 def step_of(recipe: ResolvedRecipe, name: str) -> RecipeStep:
-    """Return one step of a recipe, or an implicit step that nothing in it reads."""
+    """Return one step of a recipe, or an implicit step that no other step reads."""
     inputs = {name: {}, **dependencies(recipe)}
     return _step(recipe, name, inputs, {each: work_of(recipe, each) for each in _behind(inputs, name)})
 
@@ -284,7 +284,7 @@ def request_for(
 ) -> AttemptRequest:
     """Return the request of one attempt at the step; ``inputs``: role → artifact, bases of adapters among them (``with_bases``).
 
-    ``AttemptRequest`` describes the others. A base is in no key: the digest of its adapters identifies it.
+    ``AttemptRequest`` describes the other arguments. A base is in no key: the digest of its adapters identifies it.
 
     Raises:
         OSError, ValueError: a source cannot be read, or does not match the recipe.
@@ -321,10 +321,10 @@ def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dic
     """Return the inputs. For each input that holds only adapters, also return their base model as ``ROLE.base``.
 
     Args:
-        known: artifacts of the run; the base models are among them.
+        known: artifacts of the run, among them the base models.
 
     Raises:
-        ValueError: a base is not among them.
+        ValueError: a base is not among ``known``.
     """
     by_digest = {artifact.digest: artifact for artifact in known}
     found = dict(inputs)
@@ -338,8 +338,8 @@ def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dic
 
 
 def threads_of(share: Share | None, work: Work) -> int:
-    """Return CPU threads that torch computes with: as many as the stage has CPUs, or half of them where it samples beside its training;
-    OMP_NUM_THREADS if that is less."""
+    """Return the number of torch's CPU threads: as many as the stage has CPUs, or half as many if it samples during its
+    training; OMP_NUM_THREADS if that is less."""
     return at_most_asked(threads_for_each(work, share.cpus if share else available_cpus()))
 
 
@@ -356,7 +356,8 @@ def rewards_of(recipe: ResolvedRecipe, step: str) -> dict[str, Reward]:
 
 
 def max_dropped_of(recipe: ResolvedRecipe, reads: Mapping[str, str]) -> dict[str, float]:
-    """Return role → largest share of unusable rows, for the recipe's datasets that a step reads; of a mixture its parts' largest.
+    """Return role → largest share of unusable rows, for the recipe's datasets that a step reads; for a mixture the
+    largest of its parts.
 
     ``reads``: role → step whose artifact it reads.
     """
@@ -389,11 +390,11 @@ def facts_in_key(parts: Mapping[str, Any]) -> frozenset[str]:
 
 
 def source_of(work: Work) -> dict[str, str]:
-    """Return ``source`` → sha256 of the present source of an implicit step; empty where its text already determines the
-    content.
+    """Return ``source`` → sha256 of the present source of an implicit step; empty if the source's text already
+    determines the content.
 
     Raises:
-        OSError, ValueError: it cannot be read.
+        OSError, ValueError: the source cannot be read.
     """
     if isinstance(work, ModelImport):
         return {"source": import_digest(work.model)}

@@ -1,4 +1,5 @@
-"""The answers of a stage's judges, reward servers and teacher in the storage: an object of its own, under a key that derives from the stage's."""
+"""The answers of a stage's judges, reward servers and teacher in the storage: they are a separate object, under a key
+that is derived from the stage's key."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,10 +34,10 @@ WHY_TAUGHT = "a server gave the teacher's log-probabilities; a rerun is bitwise 
 def answers_kept(
     storage: Storage, request: AttemptRequest, scratch: Path, *, provenance: Mapping[str, Any]
 ) -> Iterator[dict[str, str]]:
-    """Commit the answers that a stage was given, then hold their key while the block commits the stage's artifact.
+    """Commit the answers that a stage received, then hold their key while the block commits the stage's artifact.
 
-    The answers come first, so that an artifact that depends on them never is without them after a kill. Yields the part of
-    the artifact's provenance that names them; empty without answers.
+    The answers come first, so that an artifact that depends on them never lacks them after a kill. Yields the part of
+    the artifact's provenance that names the answers; empty without answers.
     """
     if not keeps_answers(request.work, request.rewards) or not (scratch / ANSWERS).exists():
         yield {}
@@ -59,7 +60,8 @@ def answers_kept(
 
 
 def restore_answers(storage: Storage, request: AttemptRequest, scratch: Path) -> None:
-    """Put the stored answers of a stage that was made before into its scratch folder, so that nothing is asked twice."""
+    """Put the stored answers of a stage that was computed before into its scratch folder, so that no question is asked
+    again."""
     if not keeps_answers(request.work, request.rewards) or (scratch / ANSWERS).exists():
         return
     found = storage.lookup(answers_key(request.stage_key))
@@ -70,7 +72,8 @@ def restore_answers(storage: Storage, request: AttemptRequest, scratch: Path) ->
 def unequal_bits(
     work: Work, rewards: Mapping[str, Reward], parts: Sequence[Mapping[str, str]]
 ) -> dict[str, str]:
-    """Return why a stage made again may have other bits, from the parts of its provenance, its engine and its servers; empty: it has the same."""
+    """Return why a stage may have other bits when it is computed again, by its provenance, engine and servers; empty:
+    it has the same bits."""
     found = [part[NOT_BITWISE] for part in parts if NOT_BITWISE in part]
     sampling = sampling_of(work)
     others = (

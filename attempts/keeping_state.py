@@ -1,4 +1,4 @@
-"""The training state of a stage in the storage: an object of its own, under a key that derives from the stage's."""
+"""The training state of a stage in the storage: a separate object, under a key that is derived from the stage's key."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from vantage.tasks.training.kept_state import write_kept_state
 
 
 class DamagedState(ValueError):
-    """The training state that a stage is to go on from has other bytes than its digest names."""
+    """The bytes of the training state from which a stage should go on do not match its digest."""
 
 
 @contextmanager
@@ -24,8 +24,8 @@ def state_kept(
 ) -> Iterator[None]:
     """Commit the training state of a stage whose recipe keeps it, then hold its key while the block commits the artifact.
 
-    The state comes first, so that an artifact whose state is to be kept never is without one after a kill. As long as the key
-    is held, no collector takes its files for those of an attempt that has died.
+    The state comes first, so that an artifact whose state is kept never lacks it after a kill. While the key is held,
+    no garbage collector takes the state's files for those of a dead attempt.
     """
     if not isinstance(request.work, Training) or not request.work.keep_state:
         yield
@@ -49,10 +49,10 @@ def state_kept(
 
 
 def check_previous_state(storage: Storage, inputs: Mapping[str, Artifact]) -> None:
-    """Hash every file of the training state that an attempt is to go on from.
+    """Hash every file of the training state from which an attempt goes on.
 
     Raises:
-        DamagedState: a file has other bytes than the state's manifest lists.
+        DamagedState: the bytes of a file differ from the state's manifest.
     """
     state = inputs.get(PREVIOUS_STATE)
     problems = [] if state is None else storage.verify(state)

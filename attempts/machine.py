@@ -21,8 +21,8 @@ from vantage.tasks.training.control_groups import whole_cpus
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Return the most processes that do the work: as many as the recipe asks for, else one for each GPU that no server
-    of the stage has, at least one on each node.
+    """Return the largest number of processes for the work: the recipe's number, or one for each GPU that no server of
+    the stage has, at least one on each node.
     """
     if not isinstance(work, Stage):
         return 1
@@ -32,7 +32,7 @@ def num_ranks(work: Work, share: Share | None) -> int:
 
 
 def num_nodes(work: Work) -> int:
-    """Return the most machines that do the work together."""
+    """Return the largest number of machines for the work."""
     return work.resources.most_nodes if isinstance(work, Stage) else 1
 
 
@@ -53,8 +53,8 @@ class Machine:
     def share_of(self, resources: Resources) -> tuple[int, int]:
         """Return (CPUs, GPUs) that a stage gets: None means all CPUs and one GPU; CPUs are limited to those of the machine.
 
-        A number of ranks without GPUs takes one GPU for each, or none where there are fewer. The ranks of several nodes
-        are placed by Ray, and this machine only waits for them.
+        If a stage sets ranks but no GPUs, it takes one GPU for each rank, or none if there are fewer. Ray places the
+        ranks of several nodes, and this machine only waits for them.
 
         Raises:
             ValueError: the stage needs more GPUs than the machine has.
@@ -117,7 +117,7 @@ def this_machine() -> Machine:
 
 
 def check_resources(recipe: ResolvedRecipe) -> None:
-    """Raise ValueError if a stage needs more GPUs than there are, or a package, before any stage starts."""
+    """Raise ValueError before any stage starts if one needs more GPUs than there are, or a missing package."""
     check_extras(recipe)
     machine = this_machine()
     for name, stage in recipe.stages.items():
@@ -132,7 +132,8 @@ def check_resources(recipe: ResolvedRecipe) -> None:
 
 
 def check_extras(recipe: ResolvedRecipe) -> None:
-    """Raise ValueError if a package is not installed that the recipe needs on this machine; a pool's workers have their own."""
+    """Raise ValueError if a package that the recipe needs on this machine is not installed; workers of a pool have
+    their own."""
     if recipe.model.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
         raise ValueError(
             f"model.quantization={recipe.model.quantization} needs the package bitsandbytes; "
@@ -168,18 +169,18 @@ def check_ray(nodes: int) -> None:
 
 
 def available_cpus() -> int:
-    """Return CPUs that this process may use: its affinity, or its container's quota if that is less."""
+    """Return the number of CPUs that this process may use: its affinity, or its container's quota if that is less."""
     return whole_cpus(len(os.sched_getaffinity(0)))
 
 
 def at_most_asked(threads: int) -> int:
-    """Return ``count`` CPU threads, or OMP_NUM_THREADS if that is less."""
+    """Return ``threads``, or OMP_NUM_THREADS if that is less."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(threads, int(asked)) if asked.isdecimal() and int(asked) else threads
 
 
 def available_gpus() -> tuple[str, ...]:
-    """Return GPUs in CUDA_VISIBLE_DEVICES, else those that the driver lists; CUDA is not used."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, or those that the driver lists; CUDA is not used."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
@@ -190,21 +191,21 @@ def available_gpus() -> tuple[str, ...]:
 def with_uuids(gpus: tuple[str, ...]) -> tuple[str, ...]:
     """Return the GPUs by their UUIDs, so that one GPU has one name; a name that the driver does not list stays as it is.
 
-    A number is the driver's own; for a GPU with MIG instances it is the first of them, as for CUDA.
+    Numbers are those of the driver; the number of a GPU with MIG instances stands for its first instance, as in CUDA.
     """
     listing = _listing() if gpus else ""
     numbered = {str(number): (names[1:] or names)[0] for number, names in enumerate(_uuids(listing))}
     listed = gpus_listed(listing)
 
     def with_uuid(gpu: str) -> str:
-        begun = [uuid for uuid in listed if uuid.startswith(gpu)]  # CUDA takes the beginning of a UUID
+        begun = [uuid for uuid in listed if uuid.startswith(gpu)]  # CUDA accepts the beginning of a UUID
         return begun[0] if len(begun) == 1 else numbered.get(gpu, gpu)
 
     return tuple(dict.fromkeys(with_uuid(gpu) for gpu in gpus))
 
 
 def gpus_listed(listing: str) -> tuple[str, ...]:
-    """Return UUIDs from ``nvidia-smi -L``; for a GPU with MIG instances, those of the instances."""
+    """Return the UUIDs in the output of ``nvidia-smi -L``; for a GPU with MIG instances, those of the instances."""
     return tuple(name for names in _uuids(listing) for name in (names[1:] or names))
 
 

@@ -1,7 +1,7 @@
 """Bounds of one forward pass: after memory ran out, the bound for positions is half of the pass that did not fit.
 
 Losses are divided by the denominators of the whole minibatch, and samples are drawn by their index in the rollout. So
-these bounds change memory and, except for rounding, nothing else; they are in no stage key.
+these bounds change only memory and rounding; they are in no stage key.
 """
 
 from vantage.schemas.recipe.stage import Stage
@@ -17,7 +17,7 @@ def with_limits(
 
 
 def remedy_for_memory(step: str, work: Work, *, rows: int | None, tokens: int | None) -> str:
-    """Return the remedy if a pass of this many rows and positions does not fit, and half of it is not tried.
+    """Return the remedy if a pass of this many rows and positions does not fit and no smaller one is tried.
 
     Args:
         rows: rows of the pass; None: the stage reported none, as when memory ran out while it loaded a model.

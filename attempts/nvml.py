@@ -9,7 +9,8 @@ from typing import Any
 
 @contextmanager
 def initialised(nvml: ModuleType | None) -> Iterator[ModuleType]:
-    """Yield the library with a connection to the driver; None: the installed one. An exception of its own where there is no driver."""
+    """Yield the library with a connection to the driver; None: the installed library. Without a driver, the library's
+    error is raised."""
     library = import_module("pynvml") if nvml is None else nvml
     library.nvmlInit()
     try:

@@ -17,13 +17,14 @@ from vantage.schemas.kinds import KINDS
 
 NVIDIA = Path("/proc/driver/nvidia")
 GRAPHS = "VANTAGE_CUDA_GRAPHS"
-"""Environment variable; 0: the sampler captures no steps, so that its responses are rounded differently."""
+"""Environment variable; 0: the sampler captures no steps as CUDA graphs, which rounds its responses differently."""
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
 def provenance(kind: str, *, threads: int, world_size: int) -> dict[str, str]:
-    """Return provenance of a kind of work on this machine: code, library versions, device, torch's threads, processes."""
+    """Return the provenance of a kind of work on this machine: code, library versions, device, torch's threads,
+    processes."""
     return {
         "code": code_digest(KINDS[kind].module),
         "python": platform.python_version(),
@@ -44,8 +45,8 @@ def drift(recorded: Mapping[str, object], present: Mapping[str, str]) -> list[st
 
 
 def _device() -> str:
-    """Return the name of the first GPU from its driver, and whether it may replay what it computes (docs/decisions/0037), or ``cpu``;
-    read from /proc, so that no library is loaded."""
+    """Return the name of the first GPU from its driver, and whether it may replay CUDA graphs (docs/decisions/0037), or
+    ``cpu``. They are read from /proc, so that no library is loaded."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return "cpu"
     for information in sorted(NVIDIA.glob("gpus/*/information")):

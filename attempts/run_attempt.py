@@ -112,7 +112,7 @@ def run_attempt(
         observer: called during the attempt; None: nobody.
         stop: when set, a computation saves its state and stops, and none starts.
         storage: the opened ``request.storage``; None: open it.
-        launcher: of the computation; None: a child process on this machine.
+        launcher: launcher of the computation; None: a child process on this machine.
     """
     attempt = _Attempt(
         request,
@@ -183,7 +183,7 @@ class _Attempt:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the stage key; _Stopped if a stop is requested while another process holds it."""
+        """Hold the stage key; raise _Stopped if a stop is requested while another process holds it."""
         reported: set[str] = set()
 
         def tell(holder: str) -> None:
@@ -204,7 +204,8 @@ class _Attempt:
             raise _Stopped
 
     def reuse(self) -> AttemptOutcome | None:
-        """Return the stored artifact of the key, with every file verified; a damaged one is reported and not used."""
+        """Return the outcome with the key's stored artifact, all of whose files were verified; a damaged one is
+        reported and not used."""
         key = self.request.stage_key
         found = self.storage.lookup(key)
         for problem in found.damage:
@@ -244,9 +245,9 @@ class _Attempt:
 
     @contextmanager
     def measured(self) -> Iterator[Callable[[], None]]:
-        """Measure what a computation uses, however it ends; the yielded function is called while it runs."""
+        """Measure the machine during a computation, however it ends; the yielded function is called while it runs."""
         request = self.request
-        # of several nodes, the others have counters of their own
+        # other nodes have their own counters
         is_here = num_nodes(request.work) == 1
         gpus = request.share.gpus if request.share else available_gpus()
         energy, usage = (EnergyMeter(gpus), UsageMeter(gpus)) if is_here else (None, None)
@@ -348,8 +349,8 @@ class _Attempt:
         """Return the computation's provenance, its differences from that of the checkpoint that it resumes from, and its
         identity.
 
-        The identity of code and machine is of the process that computes or starts the processes that do. It is no part of
-        the comparison: a revision or a driver changes often, and the numbers seldom with it.
+        The identity of code and machine is that of the process that computes or starts the computing processes. It is
+        not compared: a revision or a driver changes often, and seldom changes the numbers.
         """
         request = self.request
         world_size = num_ranks(request.work, request.share)
@@ -381,10 +382,10 @@ class _Attempt:
                 yield read_configuration(self.storage.folder(artifact))
 
     def _found_provenance(self, begun: AttemptBegun) -> dict[str, str]:
-        """Return the provenance of the computation with facts that were found meanwhile.
+        """Return the provenance of the computation with facts that were found during the computation.
 
-        That is the limits that it found, unless memory ran out under others, and how many ranks have computed which steps: how many nodes
-        of a Ray cluster take part is known only when they do.
+        These are the limits that it found, unless memory ran out under others, and how many ranks have computed which
+        steps: the number of nodes of a Ray cluster is known only when they take part.
         """
         found = describe_found(begun.scratch)
         limits = {} if found is None else {"microbatch_tokens": found}
@@ -402,14 +403,15 @@ class _Attempt:
 
     def _log_traceback(self, error: Exception) -> None:
         log = self.request.log
-        with suppress(OSError):  # a full disk must not stop this
+        with suppress(OSError):  # a full disk must not hide the outcome
             make_folder(log.parent)
             with log.open("a") as file:
                 file.write(without_secrets("".join(traceback.format_exception(error))))
 
 
 def _extended(shorter: Shorter, request: AttemptRequest, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the parts of a longer stage's provenance that name the shorter one, and what has changed since that was made."""
+    """Return the parts of a longer stage's provenance that name the shorter one, and what has changed since the shorter
+    one was computed."""
     changed = drift(shorter.provenance, present)
     across = {"extended_across": "; ".join(changed)} if changed else {}
     return {"extended": f"{shorter.extended_to(request.work)} ({shorter.digest[:12]})", **across}

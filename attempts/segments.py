@@ -1,7 +1,7 @@
-"""Record how many ranks computed each part of a stage: a resumed stage may go on with more ranks or fewer.
+"""Record how many ranks computed each part of a stage: a resumed stage may have more ranks or fewer.
 
-The last bits of the weights depend on the number of ranks, so the parts belong to the artifact's provenance. They are stored
-beside the stage's checkpoints and go with them to another machine.
+The last bits of the weights depend on the number of ranks, so the parts belong to the artifact's provenance. They are
+stored beside the stage's checkpoints and are copied with them to another machine.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ _SEGMENTS: TypeAdapter[tuple[Segment, ...]] = TypeAdapter(tuple[Segment, ...])
 
 
 def begin_segment(scratch: Path, *, attempt: int, ranks: int) -> None:
-    """Record that an attempt goes on from the newest checkpoint. What an earlier one computed beyond that is computed again."""
+    """Record that an attempt goes on from the newest checkpoint. Later steps of an earlier attempt are computed
+    again."""
     step, _ = read_committed(scratch)
     kept = [each for each in read_segments(scratch) if each.from_step < step and each.attempt < attempt]
     segments = (*kept, Segment(attempt=attempt, from_step=step, ranks=ranks))
@@ -50,7 +51,8 @@ def read_segments(scratch: Path) -> tuple[Segment, ...]:
 
 
 def ranks_of(segments: Sequence[Segment]) -> dict[str, str]:
-    """Return what the parts add to a stage's provenance: the newest number of ranks, and all of them if they differ."""
+    """Return the entries of the parts in a stage's provenance: the newest number of ranks, and all of them if they
+    differ."""
     if not segments:
         return {}
     changes = [segments[0]]

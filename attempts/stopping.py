@@ -1,6 +1,6 @@
-"""Stop requests for a run or an attempt: by a signal, by a worker that ends, or by an exception in the flow.
+"""Handle stop requests for a run or an attempt: a signal, the end of a worker, or an exception in the flow.
 
-A terminal that goes away (a dropped connection, a closed window) sends SIGHUP, which requests the same as SIGTERM.
+A terminal that disappears (a dropped connection, a closed window) sends SIGHUP, which has the same effect as SIGTERM.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DRAIN_FILE = "VANTAGE_DRAIN_FILE"
-"""Name of the variable with a file's path. A worker makes the file when the processes that it started are to save and stop."""
+"""Name of the variable with a file's path. A worker makes the file to ask the processes that it started to save and
+stop."""
 
 
 class Stop(threading.Event):
@@ -31,9 +32,9 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def remember_hangup() -> None:
-    """Have later SIGHUPs ignored, and output go nowhere if its terminal has gone.
+    """Ignore later SIGHUPs, and drop output if its terminal is gone.
 
-    A shell and the kernel send one each, and neither the second nor an error of a write may end what saves its state.
+    A shell and the kernel send one each; neither the second nor a write error may end a process that saves its state.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for descriptor in (1, 2):
@@ -50,13 +51,14 @@ def remember_hangup() -> None:
 def stopping(
     request_stop: Callable[[], None], *, drained: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Call ``request_stop`` inside this block on SIGINT, SIGTERM, SIGHUP, a worker's wish to end and any exception.
+    """Call ``request_stop`` inside this block on SIGINT, SIGTERM, SIGHUP, the worker's request and any exception.
 
-    Called in a coroutine; only the main thread can handle signals. After a SIGHUP, further ones are ignored for good.
+    It is used in a coroutine; only the main thread can handle signals. After a SIGHUP, further ones are ignored for
+    good.
 
     Args:
         request_stop: called in any thread.
-        drained: called in its place for a worker's wish to end.
+        drained: called instead of ``request_stop`` for the worker's request.
     """
     loop = asyncio.get_running_loop()
     done = threading.Event()
@@ -68,7 +70,7 @@ def stopping(
     taken = stop_signals() if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in taken}
 
-    # not the loop's, for which a handler could be changed only by way of the default: the process's end
+    # not by the loop, whose handler could be changed only through the default, which ends the process
     on_hangup = before.pop(signal.SIGHUP, None)
 
     def hung_up(_: int, __: object) -> None:

@@ -1,7 +1,7 @@
 """Read processor, memory and GPUs while an attempt is computed: MLflow's system metrics.
 
-Stages know no MLflow, so the process that watches them reads the machine, and the ledger sends what it has read when the
-attempt ends. The number of readings is bounded: of a long attempt they are farther apart.
+Stages know no MLflow, so the process that watches them reads the machine, and the ledger sends the readings when the
+attempt ends. The number of readings is bounded, so those of a long attempt are farther apart.
 """
 
 import time
@@ -18,7 +18,7 @@ from vantage.schemas.records.usage import Usage
 EVERY_SECONDS = 10.0
 """Seconds between two readings, MLflow's default, until there are too many readings."""
 MOST = 120
-"""Most readings; beyond it every second one is dropped, and the following ones are twice as far apart."""
+"""Most readings; beyond this number every second one is dropped, and later ones are twice as far apart."""
 _MB = 1e6
 
 
@@ -46,7 +46,7 @@ class UsageMeter:
         self._readings: list[dict[str, float]] = []
 
     def poll(self) -> None:
-        """Read the machine if it is time to."""
+        """Read the machine if it is time for a reading."""
         if self._clock() >= self._next:
             self._read()
             if len(self._times) >= MOST:
@@ -89,7 +89,7 @@ class UsageMeter:
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Return the seconds of all processors since the machine's start: those busy, and all together."""
+    """Return the seconds of all processors since the machine's start: busy seconds, and all seconds."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # the time of guests is already part of user time

@@ -1,1 +1,1 @@
-"""Identity of what computes: our own code, the installed libraries, the machine and its container image."""
+"""Identity of a computation: our own code, the installed libraries, the machine and its container image."""

@@ -1,7 +1,7 @@
-"""Environment variables with which a child process finds our package, and nothing else that its parent would not find.
+"""Environment variables by which a child process finds our package, and nothing else that its parent would not find.
 
-A checkout's root also holds our packages under their bare names (``models``, ``tasks``). So it is put on a child's path only
-where the child would not find ``vantage`` without it.
+A checkout's root also holds our packages under their bare names (``models``, ``tasks``). So it is put on a child's path
+only if the child would not find ``vantage`` without it.
 """
 
 import json
@@ -16,7 +16,7 @@ from vantage.attempts.identity.package import DISTRIBUTION, package_folder
 
 
 def python_environment() -> dict[str, str]:
-    """Return variables of the environment of every Python child that imports ``vantage``.
+    """Return environment variables for every Python child that imports ``vantage``.
 
     The folder that a child is started in is not on its path: a ``datasets.py`` there would hide a library.
     """
@@ -29,7 +29,7 @@ def python_environment() -> dict[str, str]:
 
 @cache
 def _is_installed() -> bool:
-    """Return whether a new interpreter finds this very folder of ours by itself."""
+    """Return whether a new interpreter finds our package in this same folder by itself."""
     places = [*site.getsitepackages(), site.getusersitepackages()]
     return any(_holds_ours(found) for found in distributions(name=DISTRIBUTION, path=places))
 

@@ -1,4 +1,4 @@
-"""Read what is installed beside our code: Python, the operating system, all distributions, and the constraints file."""
+"""Read the environment of our code: Python, the operating system, all distributions, and the constraints file."""
 
 import hashlib
 import os
@@ -16,14 +16,14 @@ _HEADER = re.compile(r"^(Name|Version|License|License-Expression): *(.*(?:\n[ \t
 """Headers of the core metadata, each with the indented lines that continue its value."""
 _CLASSIFIER = re.compile(r"^Classifier: License :: (.+)$", re.MULTILINE)
 _LONGEST_LICENSE = 100
-"""Number of characters. A longer value, or one of several lines, is the text of a licence and not its name."""
+"""Most characters of a licence's name. A longer value, or one of several lines, is the text of a licence."""
 _NO_LICENSE = "OSI Approved"
 """The classifier that names no licence."""
 
 
 @cache
 def environment() -> Environment:
-    """Return everything that is installed where this process imports from; read once."""
+    """Return everything that is installed on this process's import path; it is read once."""
     return Environment(
         python=platform.python_version(),
         implementation=platform.python_implementation(),
@@ -34,7 +34,7 @@ def environment() -> Environment:
 
 
 def operating_system() -> str:
-    """Return ``Debian GNU/Linux 12 (bookworm)``, or the kernel's name where the system has none."""
+    """Return ``Debian GNU/Linux 12 (bookworm)``, or the kernel's name if the system has no name."""
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
@@ -53,7 +53,7 @@ def constraints_digest() -> str:
 
 
 def _installed() -> dict[str, Installed]:
-    """Return name → distribution; of two with one name the first on the path, which is the one that is imported."""
+    """Return name → distribution; of two with one name the first on the path, since that one is imported."""
     found: dict[str, Installed] = {}
     for each in distributions(path=[place for place in sys.path if place]):
         described = _described(each.read_text("METADATA") or each.read_text("PKG-INFO") or "")

@@ -1,4 +1,5 @@
-"""Describe the machine: processor, memory, GPUs and their driver; read from the kernel's files, no library is loaded."""
+"""Describe the machine: processor, memory, GPUs and their driver; read from the kernel's files, without loading a
+library."""
 
 import os
 import platform
@@ -14,7 +15,8 @@ _GIB = 2**30
 
 
 def hardware(proc: Path = PROC) -> dict[str, str]:
-    """Return ``cpu`` (its model), ``cpus`` that this process may use, ``memory``, ``gpus`` of the machine and their ``driver``."""
+    """Return ``cpu`` (the model), ``cpus`` (the number that this process may use), ``memory``, ``gpus`` and their
+    ``driver``."""
     driver = proc / "driver" / "nvidia"
     gpus = Counter(
         _found(r"^Model:\s*(.+)$", information) for information in sorted(driver.glob("gpus/*/information"))

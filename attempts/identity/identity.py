@@ -1,4 +1,5 @@
-"""Describe what computes as a flat record of texts. The record is in no stage key, and ``plan`` never compares it."""
+"""Describe the code and the machine of a computation as texts. The record is in no stage key, and ``plan`` never
+compares it."""
 
 from vantage.attempts.identity.environment import constraints_digest, environment
 from vantage.attempts.identity.hardware import container_image, hardware
@@ -11,7 +12,7 @@ _LONGEST = 300
 
 
 def identity() -> dict[str, str]:
-    """Return part → text, of this process on this machine; no name of a user or a host, no path.
+    """Return part → text for this process on this machine, without names of users or hosts and without paths.
 
     ``version``, ``package`` (digest of our installed files), ``revision``, ``dirty``; ``environment`` (digest of all that
     is installed), ``constraints`` (digest of the file), ``system``, ``image``; ``cpu``, ``cpus``, ``memory``, ``gpus``,

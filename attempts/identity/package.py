@@ -24,12 +24,14 @@ def package_version() -> str:
 
 @cache
 def package_digest() -> str:
-    """Return the sha256 over the paths and bytes of all files of our packages; one wheel, and the checkout that it is made of, agree.
+    """Return the sha256 over the paths and bytes of all files of our packages; it is equal for a wheel and the checkout
+    that it is built from.
 
-    It describes the files as this process first saw them, since modules that are imported do not change with their files.
+    The digest is that of the files as this process first saw them, since imported modules do not change with their
+    files.
 
     Raises:
-        FileNotFoundError: there are none.
+        FileNotFoundError: there are no files.
     """
     files = {
         f"{package.name}/{path.relative_to(package).as_posix()}": path
@@ -45,7 +47,8 @@ def package_digest() -> str:
 
 
 def packages() -> list[Path]:
-    """Return the folders of ``vantage.schemas``, ``vantage.models`` and so on; in a checkout, those that its links lead to."""
+    """Return the folders of ``vantage.schemas``, ``vantage.models`` and so on; in a checkout, the targets of its
+    links."""
     return sorted(path.parent.resolve() for path in package_folder().glob("*/__init__.py"))
 
 

@@ -1,4 +1,4 @@
-"""The git revision of our own packages, where they are run from a checkout; nothing asks a network."""
+"""The git revision of our own packages, if they run from a checkout; no network is used."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from vantage.attempts.identity.package import DISTRIBUTION, package_folder, pack
 
 UNKNOWN = "unknown"
 _SECONDS = 5.0
-"""Seconds after which a call of git is given up."""
+"""Seconds after which a call of git is abandoned."""
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -24,14 +24,14 @@ class Revision(NamedTuple):
     commit: str
     """40 or 64 hexadecimal digits, or ``unknown``."""
     dirty: str
-    """``yes``: files of our packages differ from the commit, or are in none. ``no``, or ``unknown``."""
+    """``yes``: files of our packages differ from the commit, or are not committed. ``no``, or ``unknown``."""
 
 
 @cache
 def revision() -> Revision:
     """Return the commit of the checkout that holds our packages, or of the repository that pip installed them from.
 
-    The repository of a folder around an installed package (a virtual environment in somebody's project) is not it.
+    A repository around an installed package (a virtual environment in another project) does not count.
     """
     checkout = checkout_of_package()
     if checkout is None:
@@ -53,7 +53,7 @@ def by_git(checkout: Path) -> Revision | None:
     # git must not read the variables of a hook that may have started this process, write anything, or run a program that the repository names.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    # git reports nothing of what lies behind a link: the folders that ours lead to are named
+    # git reports nothing behind links: the folders to which ours lead are named
     folders = [folder.name for folder in (package_folder(), *packages())]
     command = [git, "-c", "core.fsmonitor=false", "-C", str(checkout), "status", "--porcelain=v2", "--branch"]
     try:
@@ -75,7 +75,7 @@ def by_git(checkout: Path) -> Revision | None:
 
 
 def by_files(git: Path) -> str | None:
-    """Return the commit of ``HEAD``, read from the repository's own files; None: it is in none of the usual places."""
+    """Return the commit of ``HEAD``, read from the repository's own files; None: it is not in the usual places."""
     try:
         if git.is_file():  # a worktree, whose files are elsewhere
             git = git.parent / git.read_text().strip().removeprefix("gitdir: ")

@@ -1,4 +1,4 @@
-"""Show in one line what computed: version, revision, libraries, machine and image."""
+"""Show in one line the code and the machine of a computation: version, revision, libraries, machine and image."""
 
 from collections.abc import Mapping
 

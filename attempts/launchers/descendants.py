@@ -1,4 +1,4 @@
-"""Finds and kills all descendants of a process, at any depth and in any session.
+"""Find and kill all descendants of a process, at any depth and in any session.
 
 A process that leaves its group and session becomes a child of init when its parent ends, and can no longer be found,
 unless an ancestor is the subreaper of its descendants. Stages and the fork server are.
@@ -38,7 +38,7 @@ def end_descendants(ancestor: int, *, keep: Collection[int] = ()) -> None:
 
 
 def _living_descendants(ancestor: int, keep: Collection[int]) -> list[int]:
-    """Return the living descendants, also those below zombies."""
+    """Return the living descendants, including those of zombies."""
     children: dict[int, list[int]] = {}
     ended = set()
     for entry in os.scandir("/proc"):
@@ -47,7 +47,7 @@ def _living_descendants(ancestor: int, keep: Collection[int]) -> list[int]:
         try:
             with open(f"/proc/{entry.name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         children.setdefault(int(parent), []).append(int(entry.name))
         if state in (b"Z", b"X"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vantage.storage.durable_files import FolderGone
 
 ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""Error numbers: no room, over the quota, a file over the limit, read-only, a broken device."""
+"""Error numbers: no space, over the quota, a file over the limit, a read-only file system, a broken device."""
 
 _SAFETENSORS = re.compile(r"\(os error (\d+)\)")
 _TORCH_WRITER = re.compile(r"inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing")
@@ -22,7 +22,7 @@ def is_disk_fault(error: BaseException) -> bool:
 
 
 def is_bucket_fault(error: BaseException) -> bool:
-    """Return whether the error is one of the bucket's client: the network, the login, or a bucket that is not there."""
+    """Return whether the error is one of the bucket's client: the network, the login, or a missing bucket."""
     kinds = [type(each) for each in _chain(error)]
     return any(kind.__name__ == "BucketNotFound" or kind.__module__.startswith("obstore") for kind in kinds)
 
@@ -42,7 +42,7 @@ def _is_fault(error: BaseException) -> bool:
         return error.errno in ERRNOS or isinstance(error, FolderGone)
     # Errors of libraries are recognised by name: this module must load without them.
     kind, message = type(error).__name__, str(error)
-    if kind == "SafetensorError":  # written in Rust: no OSError below it
+    if kind == "SafetensorError":  # its library is in Rust: no OSError caused it
         found = _SAFETENSORS.search(message)
         return found is not None and int(found[1]) in ERRNOS
     if kind in ("OperationalError", "DatabaseError"):  # sqlite3's and SQLAlchemy's

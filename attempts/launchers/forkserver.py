@@ -28,7 +28,7 @@ PRELOADED = (
     *(kind.module for kind in STAGES.values()),
     "vantage.schemas.tables",
 )
-"""Libraries in the order of their import; stages import other families of models themselves."""
+"""Libraries in the order of their import; stages themselves import other families of models."""
 
 # The orchestrator handles signals to the process group: if the fork server ended first, its children would be killed
 # before they could save. It ends when the orchestrator's end of its pipe closes.

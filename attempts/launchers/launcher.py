@@ -42,14 +42,14 @@ class Launcher(Protocol):
         """Compute ``job`` and wait for it.
 
         Args:
-            job: the job; its folders must be accessible where the computation runs.
+            job: the job, whose folders must be accessible where the computation runs.
             log: file to which all output is appended.
             share: CPUs and GPUs to use; None: all of the machine's.
             stop: when set, the computation is asked to save its state and end.
             on_poll: called a few times a second, in the calling thread.
             function: dotted name of the function ``StageJob -> StageResult``.
-            hang_seconds: seconds without a progress report after which it is killed; None: never.
+            hang_seconds: seconds without a progress report after which the computation is killed; None: never.
 
         Raises:
-            StageFailed: it ended without a result.
+            StageFailed: the computation ended without a result.
         """

@@ -1,8 +1,8 @@
 """The launcher for this machine: a new child process for each attempt, or one that starts several (torchrun).
 
 Children are forks of a server that has torch and transformers loaded (``vantage.attempts.launchers.forkserver``); the orchestrator
-never loads them. A child leads its own process group, so that only the orchestrator gets Ctrl-C in a terminal. It
-passes the request on and waits for a checkpoint. A child dies with the orchestrator.
+never loads them. A child leads its own process group, so that only the orchestrator gets Ctrl-C in a terminal;
+the orchestrator passes the request on and waits for a checkpoint. A child dies with the orchestrator.
 """
 
 import math
@@ -41,12 +41,12 @@ from vantage.tasks.training.scratch import PROGRESS
 
 POLL_SECONDS = 0.2
 SETTLED_SECONDS = 3.0
-"""Seconds without a further line after which the stacks count as written; on a busy machine lines may be seconds apart."""
+"""Seconds without a new line after which the stacks count as written; on a busy machine lines may be seconds apart."""
 STACKS_SECONDS = 15.0
 """Most seconds for a hanging stage to write its stacks."""
 
 LONGEST_FOLDER = 70
-"""Bytes: a socket's path has at most 107, and ``/pymp-…/listener-…`` comes after the folder."""
+"""Most bytes of a folder's path: a socket's path has at most 107, and ``/pymp-…/listener-…`` comes after the folder."""
 
 # multiprocessing reads a child's exit status from a pipe that only one thread may read.
 _multiprocessing_lock = threading.Lock()
@@ -58,9 +58,7 @@ _stages: set[int] = set()
 def warm_up() -> None:
     """Start the fork server, unless it runs, and return at once; it loads its libraries in the background."""
     with _multiprocessing_lock:
-        if (
-            _is_running()
-        ):  # other threads read the environment, which must not change beneath them without need
+        if _is_running():  # other threads read the environment, which must not change without need
             return
         with _environment_of_children():
             _make_folder_of_sockets()
@@ -69,7 +67,7 @@ def warm_up() -> None:
 
 
 def _is_running() -> bool:
-    """Return whether the fork server lives; one that has ended, and whose exit status was not read, does not."""
+    """Return whether the fork server lives; a zombie does not count."""
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if server is None:
         return False
@@ -84,8 +82,8 @@ def _is_running() -> bool:
 class LocalProcess:
     """A ``Launcher``: a new child process of this machine for each attempt.
 
-    A stage of several ranks runs in children of that process (``vantage.attempts.launchers.torchrun``), and one of several nodes in
-    processes of a Ray cluster, which that process drives (``vantage.attempts.launchers.ray_train``).
+    A stage of several ranks runs in children of that process (``vantage.attempts.launchers.torchrun``), and one of
+    several nodes in processes of a Ray cluster, which this child drives (``vantage.attempts.launchers.ray_train``).
     """
 
     grace: float = GRACE_SECONDS
@@ -130,7 +128,7 @@ class LocalProcess:
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
         environment["RAY_ADDRESS"] = os.environ.get(
             "RAY_ADDRESS", "auto"
-        )  # the present value, not that of the fork server's start
+        )  # the present value, not that at the start of the fork server
         oom_kills_before = oom_kills()
         nodes = num_nodes(job.work)
         process = _start(
@@ -153,7 +151,7 @@ class LocalProcess:
                 hang_reason=watchdog.hang_reason,
                 log=log,
             )
-        finally:  # also where `on_poll` fails: nothing that the stage started outlives it
+        finally:  # even if `on_poll` fails: no process of the stage outlives it
             _kill_group(process)
             status = _exit_status(process)
 
@@ -268,7 +266,7 @@ def _wait(
 
 def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
     """Have faulthandler write the stacks of the process's threads; it is in C and takes no lock."""
-    with suppress(OSError):  # a full disk, or the process has just ended: it is killed anyway
+    with suppress(OSError):  # the disk is full, or the process has just ended: it is killed anyway
         with log.open("a") as file:
             file.write(f"vantage: {why}; stacks of its threads:\n")
         before = size = log.stat().st_size
@@ -294,7 +292,7 @@ def _kill_group(process: ForkServerProcess) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
-        # No such group: either all of it has ended, or the process does not lead it yet.
+        # There is no such group: either all of it has ended, or the process does not lead it yet.
         if not wait([process.sentinel], timeout=0):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -371,7 +369,7 @@ def _failure(
 
 
 def _reported_failure(path: Path) -> Failure | None:
-    """Return the failure that the process wrote; None if it could not write it, or not completely."""
+    """Return the failure that the process wrote; None if it wrote none, or an incomplete one."""
     try:
         return Failure.model_validate_json(path.read_bytes())
     except (OSError, ValueError):
@@ -379,11 +377,11 @@ def _reported_failure(path: Path) -> Failure | None:
 
 
 FORKSERVER_LOST = 255
-"""Errors that multiprocessing raises for a child whose fork server ended before it."""
+"""Exit code that multiprocessing reports for a child whose fork server ended before it."""
 
 
 def last_line(log: Path, *, begin: int = 0) -> str:
-    """Return the last nonblank line in the last 8 KiB of a log, of what follows its first ``begin`` bytes."""
+    """Return the last nonblank line of a log after its first ``begin`` bytes, from its last 8 KiB."""
     try:
         with log.open("rb") as file:
             file.seek(max(begin, file.seek(0, os.SEEK_END) - 8192))
@@ -402,14 +400,15 @@ def _make_folder_of_sockets() -> None:
     if len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"
     try:
-        util.get_temp_dir()  # it is cached, and removed at the end of the process
+        util.get_temp_dir()  # the folder is cached, and removed at the end of the process
     finally:
         tempfile.tempdir = before
 
 
 @contextmanager
 def _environment_of_children() -> Iterator[None]:
-    """Set the fork server's environment: it finds our package, imports nothing from the current folder, and has no place among others' ranks."""
+    """Set the fork server's environment: it finds our package, imports nothing from the current folder, and has no
+    variables of another launcher's ranks."""
     changes = {
         **dict.fromkeys(not_inherited(os.environ)),
         **python_environment(),

@@ -1,7 +1,7 @@
-"""Import torch and transformers in two thirds of their time, for processes that a person or a run waits for, and make torch's
-threads leave a CPU to others while they wait.
+"""Import torch and transformers in two thirds of the usual time, for processes for which a person or a run waits, and
+make torch's threads leave a CPU to others while they wait.
 
-``python -m vantage.attempts.launchers.quick_imports MODULE`` imports the module so, and calls its ``main``.
+``python -m vantage.attempts.launchers.quick_imports MODULE`` imports the module in this way, and calls its ``main``.
 """
 
 import gc
@@ -16,18 +16,19 @@ LEFT_OUT = ("sklearn", "scipy", "boto3")
 clouds that no stage uses. A later import still loads them."""
 
 SPINS = "2000"
-"""Value of GOMP_SPINCOUNT: how often one of torch's CPU threads looks for its next operation before it sleeps. By libgomp's
-default it looks for milliseconds, also if another process needs its CPU: two processes of two threads each on two CPUs took,
-by chance, up to forty times as long as with this value. Without other processes, training takes as long either way, and
-sampling a tenth longer (benchmarks/waiting_threads.py)."""
+"""Value of GOMP_SPINCOUNT: how often one of torch's CPU threads polls for its next operation before it sleeps. By
+libgomp's default it polls for milliseconds, even if another process needs its CPU: two processes of two threads each on
+two CPUs took, by chance, up to forty times as long as with this value. Without other processes, training takes as long
+either way, and sampling takes a tenth longer with it (benchmarks/waiting_threads.py)."""
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import without garbage collection and without the modules in ``LEFT_OUT``; each takes a sixth of the time, or more.
+    """Import without garbage collection and without the modules in ``LEFT_OUT``; each of these saves a sixth of the
+    time, or more.
 
-    Modules that are loaded inside the block are frozen: they stay, and later collections skip them. torch's threads wait by
-    ``SPINS``, unless the user sets GOMP_SPINCOUNT or OMP_WAIT_POLICY.
+    Modules that are loaded inside the block are frozen: they stay, and later collections skip them. torch's threads
+    poll ``SPINS`` times, unless the user sets GOMP_SPINCOUNT or OMP_WAIT_POLICY.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is loaded

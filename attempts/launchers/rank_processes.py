@@ -1,4 +1,4 @@
-"""Record which process computes which rank of an attempt on this machine, for whoever watches them."""
+"""Record which process computes which rank of an attempt on this machine, for the watchdog."""
 
 import os
 from contextlib import suppress
@@ -15,7 +15,7 @@ def announce_rank(attempt: Path, rank: int) -> None:
 
 
 def forget_ranks(attempt: Path) -> None:
-    """Remove what an earlier try of the attempt has recorded: its process ids may be those of others now."""
+    """Remove the records of an earlier try of the attempt: other processes may have its ids by now."""
     for file in (attempt / LOGS).glob(f"{_RANK}*"):
         with suppress(OSError):
             file.unlink()

@@ -1,7 +1,7 @@
-"""Waits until a Ray cluster has the nodes that a stage needs.
+"""Wait until a Ray cluster has the nodes that a stage needs.
 
-Ray Train would wait for them itself, without limit and without a message: ``max_failures`` bounds how often it starts ranks again that
-have failed, not how often it tries to start them. This module loads Ray, so only stage processes import it.
+Ray Train would wait for them itself, without limit and without a message: ``max_failures`` bounds how often it restarts
+failed ranks, not how often it tries to start them. This module loads Ray, so only stage processes import it.
 """
 
 import time
@@ -18,7 +18,8 @@ _SECONDS_TO_RESERVE = 5.0
 
 
 def wait_for_nodes(asked: NodesAsked, waiting: Waiting, *, is_stopped: Callable[[], bool]) -> int:
-    """Wait until Ray can reserve enough nodes; returns how many, ``asked.most`` unless only fewer come within a minute.
+    """Wait until Ray can reserve enough nodes; returns their number, ``asked.most`` unless only fewer come within a
+    minute.
 
     Raises:
         Preempted: a stop was requested meanwhile.
@@ -38,7 +39,7 @@ def wait_for_nodes(asked: NodesAsked, waiting: Waiting, *, is_stopped: Callable[
 
 
 def count_fitting_nodes(asked: NodesAsked) -> int:
-    """Return the number of living nodes that have the resources asked of one node, in use or not."""
+    """Return the number of living nodes with the resources that are asked of one node, in use or not."""
     return sum(
         bool(node["Alive"])
         and all(node["Resources"].get(name, 0.0) >= count for name, count in asked.bundle.items())

@@ -1,7 +1,8 @@
-"""Runs a stage in processes (ranks) of several machines (nodes): Ray Train, driven from the stage's process.
+"""Run a stage in processes (ranks) of several machines (nodes) with Ray Train, driven from the stage's process.
 
-Ray places the ranks, connects them and ends all when one fails. It starts none again: the orchestrator makes the next
-attempt, from the checkpoint, on the nodes that Ray then has (``ray_nodes`` waits for them). The stage's process and all ranks use the
+Ray places the ranks, connects them and ends all when one fails. It restarts none: the orchestrator makes the next
+attempt, from the checkpoint, on the nodes that Ray then has (``ray_nodes`` waits for them). The stage's process and all
+ranks use the
 attempt's folders (job, result, checkpoints), so these lie on a file system that all nodes share.
 
 This module loads torch and Ray, so only stage processes import it.
@@ -59,9 +60,10 @@ STACKS = "stacks"
 """File in the attempt's folder that asks the ranks to write their stacks, into ``stacks-RANK`` beside it."""
 _START_FAILURES = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
 _MOST_FAILED_STARTS = 3
-"""How often ranks may fail to start on nodes that exist. Nodes that do not exist yet are waited for."""
+"""How often ranks may fail to start on existing nodes. For nodes that do not exist yet, the stage waits."""
 _SECONDS_TO_BEGIN = 900.0
-"""Seconds after which ranks must have begun. Ray waits without limit where a node is lost between its choice and its first process."""
+"""Seconds within which ranks must begin. Ray waits without limit if a node is lost between its choice and its first
+process."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_STACKS = 3.0
 _SECONDS_TO_CONNECT = 20.0
@@ -73,11 +75,12 @@ _MOST_OF_AN_ERROR = 400
 def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
     """Run the stage on ``num_ranks`` processes, equally many on each of ``nodes``; returns the exit code for all.
 
-    Where the recipe allows fewer nodes and no more are there, fewer ranks do it. SIGTERM (save and stop) and SIGUSR1 (write stacks) to
+    If the recipe allows fewer nodes and no more exist, fewer ranks compute. SIGTERM (save and stop) and SIGUSR1 (write
+    stacks) to
     this process are passed on to every rank.
 
     Raises:
-        ValueError: there is no Ray cluster, or a node differs from this machine in what it needs.
+        ValueError: there is no Ray cluster, or a node differs from this machine in something that the stage needs.
     """
     _connect(nodes)
     folder = job_file.parent
@@ -132,19 +135,20 @@ def _ended_unless_begun(job_file: Path) -> Iterator[None]:
 
 
 def _nodes_asked(resources: Resources, *, on_each: int, servers: int = 0) -> NodesAsked:
-    """Return what Ray is asked for; ``on_each``: ranks on a node; ``servers``: those that the stage starts for each node."""
+    """Return the nodes to ask Ray for; ``on_each``: ranks on a node; ``servers``: servers that the stage starts for
+    each node."""
     processes = on_each + servers
     cpus = processes * _cpus_of_each(resources, processes)
     return NodesAsked(resources.least_nodes, resources.most_nodes, cpus, processes if resources.gpus else 0)
 
 
 def _cpus_of_each(resources: Resources, processes: int) -> int:
-    """Return the CPUs of each rank and server, of which a node has as many as ``processes``."""
+    """Return the CPUs of each rank and server; ``processes``: number of both on a node."""
     return max(1, (resources.cpus or 0) // processes)
 
 
 def _trainer(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> TorchTrainer:
-    """Return Ray's trainer, which neither starts ranks again that have failed nor goes on trying to start them."""
+    """Return Ray's trainer, which neither restarts failed ranks nor goes on trying to start them."""
     folder, work = job_file.parent, _work(job_file)
     resources = work.resources
     return TorchTrainer(
@@ -171,10 +175,11 @@ def _trainer(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> Torch
 
 
 def _connect(nodes: int) -> None:
-    """Become a driver of the cluster that RAY_ADDRESS names; ``auto``: of that which this machine is a part of.
+    """Become a driver of the cluster that RAY_ADDRESS names; ``auto``: of the cluster of this machine.
 
-    All processes that the cluster starts for the stage get its address. Without it, Ray Train's cleaner asks the cluster that was
-    started last on its machine whether the stage lives, and removes the ranks if that is another one.
+    All processes that the cluster starts for the stage get its address. Without it, Ray Train's cleaner asks the
+    cluster that was started last on its machine whether the stage lives, and removes the ranks if that is another
+    cluster.
     """
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
     address = os.environ["RAY_ADDRESS"]
@@ -195,7 +200,7 @@ def _connect(nodes: int) -> None:
 
 
 def _leave() -> None:
-    """Disconnect from the cluster, which Ray may wait for for ever where a node was lost: this process ends anyway."""
+    """Disconnect from the cluster. Ray may wait for ever if a node was lost; then this process ends anyway."""
     leaving = threading.Thread(target=ray.shutdown, name="leave", daemon=True)
     leaving.start()
     leaving.join(_SECONDS_TO_LEAVE)
@@ -204,7 +209,8 @@ def _leave() -> None:
 
 
 def _placement(resources: Resources, *, nodes: int, num_ranks: int, servers: int = 0) -> ScalingConfig:
-    """Return where Ray puts the ranks. Several on a node are packed: GPUs of a node that are asked for whole are taken whole."""
+    """Return the placement of the ranks. Several on a node are packed: if whole nodes of GPUs are asked for, whole
+    nodes are taken."""
     on_each = num_ranks // nodes
     return ScalingConfig(
         num_workers=num_ranks,
@@ -220,7 +226,7 @@ def _ask(file: Path) -> None:
 
 
 def _print_stacks(folder: Path, num_ranks: int) -> None:
-    """Have the ranks write their stack traces, and print them: this process is about to be killed, and its log is read."""
+    """Have the ranks write their stack traces, and print them to the log, since this process is about to be killed."""
     for earlier in folder.glob(f"{STACKS}*"):
         earlier.unlink(missing_ok=True)
     _ask(folder / STACKS)
@@ -232,10 +238,11 @@ def _print_stacks(folder: Path, num_ranks: int) -> None:
 
 
 def _exit_code(job_file: Path, error: TrainingFailedError) -> int:
-    """Return the exit code of the failure that a rank has reported; else that of a killed process, if a rank or its node was lost.
+    """Return the exit code of the failure that a rank has reported, or that of a killed process if a rank or its node
+    was lost.
 
     Raises:
-        Exception: what a rank has raised that could not report.
+        Exception: the error of a rank that could not report it.
     """
     with suppress(OSError, ValueError):
         return Failure.model_validate_json(job_file.with_name("failure.json").read_bytes()).exit_code
@@ -252,7 +259,8 @@ def _exit_code(job_file: Path, error: TrainingFailedError) -> int:
 
 
 def _report_as_killed(job_file: Path, message: str) -> int:
-    """Write the failure of an attempt that ended as if it was killed, which another one may go on from; returns the exit code."""
+    """Write the failure of an attempt that ended as if it was killed, so that another may go on from it; returns the
+    exit code."""
     print(f"{message}: the attempt ends", flush=True)
     failure = Failure(
         exit_code=ExitCode.RESUME,
@@ -296,7 +304,7 @@ def _rank(config: dict[str, Any]) -> None:
 
 
 def _place_servers(work: Stage, *, nodes: int) -> None:
-    """Have Ray place the servers that the stage starts, of which each of ``nodes`` has as many as the recipe asks for."""
+    """Have Ray place the servers that the stage starts: as many on each of ``nodes`` as the recipe asks for."""
     if servers := server_processes_of(work):
         from vantage.tasks.rollout import own_servers  # most stages do not need this module
 
@@ -306,7 +314,7 @@ def _place_servers(work: Stage, *, nodes: int) -> None:
 
 
 def _check_node(job_file: Path, versions: dict[str, str]) -> None:
-    """Raise ValueError if this node cannot do the job as the machine that asks for it would."""
+    """Raise ValueError if this node would not do the job as the asking machine would."""
     if not job_file.is_file():
         raise ValueError(
             f"resources.nodes: node {platform.node()} does not see {job_file.parent}; put the workspace (with a bucket: "
@@ -331,7 +339,7 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def _listening(folder: Path) -> Iterator[None]:
-    """Answer the files STOP and STACKS. The stage is in a thread of Ray's worker, which gets no signals."""
+    """React to the files STOP and STACKS: the stage is in a thread of Ray's worker, which gets no signals."""
     done = threading.Event()
 
     def listen() -> None:

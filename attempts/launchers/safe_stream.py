@@ -11,11 +11,11 @@ class SafeStream:
 
     def __init__(self, stream: TextIO, clean: Callable[[str], str] = safe_text) -> None:
         self.wrapped = stream
-        """For a writer that cleans its texts itself and also writes control codes."""
+        """The stream itself, for a writer that cleans its texts and also writes control codes."""
         self._clean = clean
 
     def write(self, text: str) -> int:
-        """Write the text, cleaned; returns the length of the text as given."""
+        """Write the text, cleaned; returns the length of the original text."""
         self.wrapped.write(self._clean(text))
         return len(text)
 

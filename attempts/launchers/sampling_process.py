@@ -30,7 +30,8 @@ from vantage.schemas.records.sampling import (
 from vantage.schemas.safe_text import without_secrets
 
 RENDER_SECONDS = 120.0
-"""Most seconds for a request to render rows, without loading the tokenizer; an honest template takes milliseconds a row."""
+"""Most seconds for a request to render rows, without loading the tokenizer; an ordinary template takes milliseconds a
+row."""
 _SHOWN_LINES = 20
 
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -41,14 +42,14 @@ class SamplingFailed(RuntimeError):
 
 
 class SamplingProcess:
-    """A model in a process of its own. The weights are loaded by the first request, which takes the longest."""
+    """A model in its own process. The first request loads the weights, so it takes the longest."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
         self._process = process
         self._log = log
 
     def send(self, message: BaseModel) -> None:
-        """Send a line, whose answer must be taken before the next."""
+        """Send a line, whose answer must be read before the next line is sent."""
         assert self._process.stdin is not None, "a pipe"
         with suppress(BrokenPipeError):  # the answer will contain the reason
             self._process.stdin.write(message.model_dump_json().encode() + b"\n")
@@ -68,7 +69,7 @@ class SamplingProcess:
         return self._take(SampleReply)
 
     def ask(self, request: SampleRequest) -> SampleReply:
-        """Send a request and take its answer."""
+        """Send a request and return its answer."""
         self.send(request)
         return self.sampled()
 
@@ -76,7 +77,7 @@ class SamplingProcess:
         """Send rows of data and return them as the model reads them; raises as ``opened``, and ValueError after
         ``RENDER_SECONDS``.
 
-        A chat template is a program, which may go on for ever for some rows.
+        A chat template is a program, which may run for ever on some rows.
         """
         self.send(request)
         assert self._process.stdout is not None, "a pipe"
@@ -124,11 +125,11 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 @contextmanager
 def open_model(opening: OpenModel, *, side_by_side: int = 1) -> Iterator[SamplingProcess]:
-    """Start the process and send it the model's name; it is ended with the block.
+    """Start the process and send it the model's name; the process ends with the block.
 
     Args:
-        side_by_side: models that are asked at the same time, which share the CPUs: with all of them each, they would slow each
-            other severalfold.
+        side_by_side: number of models that are used at the same time. They share the CPUs, since models with all CPUs
+            each would slow each other severalfold.
     """
     environment = {
         name: value for name, value in os.environ.items() if name not in not_for_stages(os.environ)
@@ -161,5 +162,5 @@ def open_model(opening: OpenModel, *, side_by_side: int = 1) -> Iterator[Samplin
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # closing flushes what was not sent
+                with suppress(OSError):  # closing flushes the unsent bytes
                     pipe.close()  # type: ignore[union-attr]

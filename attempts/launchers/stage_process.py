@@ -76,7 +76,7 @@ def main(
     _redirect_output(log)
     _log_stage_messages()
     _remove_current_folder_from_path()
-    # the fork server's variables: another program than our command may have started it
+    # those of the fork server, which another program than our command may have started
     forget_foreign_variables()
     for name in not_for_stages(os.environ):
         del os.environ[name]
@@ -100,7 +100,7 @@ def main(
 def compute(job_file: Path, stage: str) -> None:
     """Run the stage in this process; the first of a stage's processes writes the result beside the job."""
     job = StageJob.model_validate_json(job_file.read_bytes())
-    with expected(job.scratch):  # a workspace that is moved away meanwhile is not made again in its place
+    with expected(job.scratch):  # a workspace that is moved away meanwhile is not created again
         result = import_function(stage)(job)
     if not isinstance(result, StageResult):
         raise TypeError(f"{stage} returned {type(result).__name__}, not StageResult")
@@ -166,7 +166,8 @@ BY_NAME: Mapping[str, tuple[ExitCode, Cause, str]] = {
         "look at the curve; change the recipe, or that guard in it",
     ),
 }
-"""Name of an error → exit code, cause and remedy. Errors are known by name, since this module must load without torch."""
+"""Name of an error → exit code, cause and remedy. Errors are recognised by name, since this module must load without
+torch."""
 
 
 def explain(error: BaseException) -> Failure:
@@ -251,7 +252,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when the fork server ends, which ends with the orchestrator.
+    """Have the kernel kill this process when the fork server ends; that ends with the orchestrator.
 
     The signal comes when the *thread* that forked us ends; the fork server forks in its only thread.
     """

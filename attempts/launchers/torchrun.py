@@ -1,8 +1,8 @@
-"""Run a stage in several processes (ranks) of this machine: torchrun's elastic agent, inside the stage's process.
+"""Run a stage in several processes (ranks) of this machine, by torchrun's elastic agent inside the stage's process.
 
 The agent computes nothing. It forks the ranks from the stage's process, which has loaded torch and used no GPU, gives
-each its place (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …) and ends all when one fails. Each attempt has a rendezvous of
-its own, on loopback, and no restart: the orchestrator makes the next attempt, from the checkpoint.
+each its place (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …) and ends all when one fails. Each attempt has its
+own rendezvous, on loopback, and no restart: the orchestrator makes the next attempt, from the checkpoint.
 
 This module loads torch, so only stage processes import it.
 """
@@ -37,9 +37,10 @@ SECONDS_TO_END = 5
 SECONDS_FOR_STACKS = 10.0
 """Most seconds for the ranks to write their stacks."""
 SECONDS_WITHOUT_A_LINE = 1.0
-"""Seconds after which all ranks have written."""
+"""Seconds without a new line after which all ranks count as done with writing."""
 SECONDS_FOR_THE_CAUSE = 10.0
-"""Seconds that a rank whose communication broke waits to be ended: the rank that broke it reports the cause."""
+"""Seconds for which a rank whose communication broke waits to be ended, since the rank that broke it reports the
+cause."""
 
 
 def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
@@ -81,7 +82,8 @@ def _pass_on(number: int) -> None:
 
 
 def _print_stacks(job_file: Path, num_ranks: int) -> None:
-    """Print the stacks of all ranks, one rank after the other. Each writes into a file of its own, since in one file they would write into each other's lines."""
+    """Print the stacks of all ranks, one rank after the other. Each writes to its own file, since lines would mix in a
+    common one."""
     files = [_stacks_file(job_file, rank) for rank in range(num_ranks)]
     before = sizes = _sizes(files)
     _pass_on(signal.SIGCONT)  # a stopped process writes no stacks
@@ -127,7 +129,7 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
     preemption.listen()
     path = Path(job_file)
     announce_rank(path.parent, int(os.environ["RANK"]))
-    # not closed before the process ends: the signal's handler writes into it
+    # it stays open until the process ends, since the signal's handler writes into it
     stacks = _stacks_file(path, int(os.environ["RANK"])).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     os.environ["OMP_NUM_THREADS"] = str(threads)

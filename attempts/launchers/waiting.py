@@ -1,4 +1,4 @@
-"""The report of a stage that waits for the nodes of a Ray cluster: what for, since when, and how many are alive."""
+"""The report of a stage that waits for the nodes of a Ray cluster: the nodes, since when, and how many are alive."""
 
 import time
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from vantage.tasks.training.progress import StageProgress, read_progress
 from vantage.tasks.training.scratch import PROGRESS, read_committed
 
 SECONDS_FOR_MORE = 60.0
-"""Seconds to wait for the most nodes when fewer suffice: Ray takes up to half a minute to notice that a node is lost."""
+"""Seconds to wait for all nodes if fewer suffice: Ray takes up to half a minute to notice that a node is lost."""
 _WAITING = "waiting for "
 
 
@@ -42,7 +42,7 @@ class Waiting:
         self._file = scratch / PROGRESS
         self._asked = asked
         self._since = time.time()
-        """A time of the wall clock, for people."""
+        """Begin of the wait by the wall clock, for display."""
         self._began = time.monotonic()
         before = read_progress(self._file)
         step, _ = read_committed(scratch)
@@ -51,7 +51,7 @@ class Waiting:
 
     @property
     def is_late(self) -> bool:
-        """Return whether fewer nodes than the most suffice by now, if the recipe allows that."""
+        """Return whether fewer nodes suffice by now, if the recipe allows fewer."""
         return time.monotonic() - self._began >= SECONDS_FOR_MORE
 
     def report(self, alive: int) -> None:
@@ -68,7 +68,7 @@ class Waiting:
             print(f"{phase}: {note}", flush=True)
 
     def is_over(self, nodes: int, ranks: int) -> None:
-        """Report that the ranks are being started, which takes half a minute, on the nodes that were found."""
+        """Report that the ranks are being started on the nodes that were found; this takes half a minute."""
         self._show(f"starting {_counted(ranks, 'rank')} on {_counted(nodes, 'Ray node')}", "")
 
     def _show(self, phase: str, note: str) -> None:

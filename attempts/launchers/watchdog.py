@@ -1,4 +1,4 @@
-"""Detect a hanging stage process: no progress report for too long.
+"""Detect a hanging stage process, by the time since its last progress report.
 
 The recipe sets the limit (``resources.hang_seconds``), since a rollout of a large model takes hours. A process that
 leaves its CPUs idle has a shorter limit: sampling, training, compiling and waiting for an accelerator keep a CPU busy,
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 IDLE_SECONDS = 900.0
-"""Seconds without reports and without CPU use, if ``hang_seconds`` is longer."""
+"""Limit of seconds without reports and CPU use, if ``hang_seconds`` is longer."""
 
 STOPPED_SECONDS = 60.0
-"""Seconds for a process that a signal has stopped (SIGSTOP) and nothing continues."""
+"""Limit of seconds for a process that a signal has stopped (SIGSTOP)."""
 
 IDLE_SHARE = 0.01
 """Share of one CPU below which a process counts as idle; polling threads use less."""
@@ -112,7 +112,7 @@ class Watchdog:
 
 
 def is_stopped_by_a_signal(pid: int) -> bool:
-    """Return whether the process is stopped (state ``T`` of proc(5)); one that has ended is not."""
+    """Return whether the process is stopped (state ``T`` of proc(5)); a process that has ended is not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -129,7 +129,7 @@ def cpu_seconds_of_session(leader: int) -> float:
         try:
             with open(f"/proc/{entry.name}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         # proc(5) counts from 1; the first two fields are before the parenthesis: session is 6, utime to cstime 14-17
         if int(fields[3]) == leader:
