@@ -36,13 +36,13 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_bdlora": (None, False),
     "velora_config": (None,),
 }
-"""Field → its values in a plain LoRA adapter. Any other value computes something else, or has weights of another kind. Fields
-that name classes or a base are not listed, since they are never followed."""
+"""Field → its values in a plain LoRA adapter. Any other value means another computation, or weights of another kind.
+Fields that name classes or a base are not listed, since they are never followed."""
 
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """Layers that have adapters, and the size of these."""
+    """Layers that have adapters, and the size of the adapters."""
 
     rank: int
     alpha: float
@@ -59,7 +59,7 @@ def check_adapter(folder: Path) -> AdapterShape:
     """Refuse a folder that is no plain LoRA adapter in safetensors; the name of its base is not followed.
 
     Raises:
-        UnsafeModel: with the file, the field and the rule.
+        UnsafeModel: the folder is refused; the error names the file, the field and the rule.
     """
     path = folder / CONFIG
     config = read_json_object(path)

@@ -1,7 +1,7 @@
 """Adapters (LoRA) in peft's format: put on a frozen model, read, checked, written, and merged.
 
 An adapter's folder has `adapter_config.json` and `adapter_model.safetensors` as peft writes them. The names in them are
-those of the causal language model, also for adapters of a reward or value model's trunk. A third file, `base.json`, has
+those of the causal language model, even for adapters of a reward or value model's trunk. A third file, `base.json`, has
 the content digest of the whole base model. The base is found by that digest alone; a name in `adapter_config.json` is
 never followed.
 """
@@ -32,7 +32,7 @@ NAME = "default"
 """Peft's name for the only adapter of a model."""
 
 _merged_later: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
-"""Linear layer whose weight had no storage when adapters were merged into it → the layer of peft with these adapters."""
+"""Linear layer whose weight had no storage when its adapters were merged → peft's layer with these adapters."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def read_adapters(model: PreTrainedModel, folder: Path, *, trainable: bool) -> A
 
 
 def check_same(found: AdapterShape, lora: Lora, folder: Path, model: PreTrainedModel) -> None:
-    """Refuse to go on training adapters of another shape than the recipe asks for.
+    """Refuse to train adapters further whose shape differs from the recipe.
 
     Raises:
         ValueError: rank, alpha or targets differ.
@@ -129,13 +129,13 @@ def shape_of(model: PreTrainedModel) -> AdapterShape:
 
 
 def base_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights beneath the adapters, by the names that they have in the model without adapters."""
+    """Return the base weights, by their names in the model without adapters."""
     return {name.replace(".base_layer.", "."): each for name, each in weights.items() if ".lora_" not in name}
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Compute as the base does inside the block; the adapters stay as they are."""
+    """Compute without the adapters inside the block; the adapters stay as they are."""
     layers = list(_layers(model).values())
     try:
         for layer in layers:
@@ -175,8 +175,8 @@ def write_adapters(
     """Write the adapters of a model or trunk; the same adapters give the same bytes. All ranks of a sharded one must call this.
 
     Args:
-        base: content digest of the whole model beneath; None: unknown.
-        weights: values in place of the model's own, by the names of its parameters.
+        base: content digest of the whole base model; None: unknown.
+        weights: values to write instead of the model's own, by the names of its parameters.
     """
     folder.mkdir(parents=True, exist_ok=True)
     prefix, layers, given = _prefix(model), _layers(model), weights or {}
@@ -202,9 +202,10 @@ def base_of(folder: Path) -> str | None:
 
 @torch.no_grad()
 def merge_adapters(model: PreTrainedModel) -> None:
-    """Replace W by W + (alpha / rank)·B·A and drop the adapters, in place; the model's weights must be its own.
+    """Replace W by W + (alpha / rank)·B·A and drop the adapters, in place; no other network may share the model's
+    weights.
 
-    What is to be added to a weight without storage is kept for ``added_later``.
+    For a weight without storage, the product is kept for ``added_later``.
     """
     for name, layer in _layers(model).items():
         base = layer.get_base_layer()
@@ -220,7 +221,8 @@ def merge_adapters(model: PreTrainedModel) -> None:
 
 
 def added_later(layer: nn.Module) -> Tensor | None:
-    """Return what merged adapters add to a layer's weight, which had no storage yet; None: nothing. A second call returns None."""
+    """Return the matrix that merged adapters add to a layer's weight, which had no storage yet; None: there is none. A
+    second call returns None."""
     adapted = _merged_later.pop(layer, None)
     return None if adapted is None else delta_of(adapted)
 
@@ -233,7 +235,7 @@ def delta_of(layer: Any) -> Tensor:
 
 
 def _inject(model: PreTrainedModel, shape: AdapterShape) -> None:
-    """Replace the named layers by those of peft around them, in place; everything but the adapters is frozen."""
+    """Wrap the named layers in layers of peft, in place; everything but the adapters is frozen."""
     from peft import inject_adapter_in_model
 
     config = _config(shape, model)
@@ -242,7 +244,7 @@ def _inject(model: PreTrainedModel, shape: AdapterShape) -> None:
     model.requires_grad_(False)
     for layer in _layers(model).values():
         for matrix in (layer.lora_A, layer.lora_B):
-            # peft leaves a matrix on the meta device beside a weight without storage
+            # peft leaves a matrix on the meta device if the layer's weight has no storage
             if matrix[NAME].weight.is_meta:
                 matrix[NAME].to_empty(device="cpu")
     for parameter in _adapter_parameters(model):
@@ -297,8 +299,8 @@ def _targets(model: PreTrainedModel, lora: Lora) -> tuple[str, ...]:
 
 
 def _short(modules: list[str], model: PreTrainedModel) -> list[str]:
-    """Return the last parts of the layers' names, as in peft's own files, if these mean the same layers; else the whole
-    names."""
+    """Return the last parts of the layers' names, as in peft's own files, if these select the same layers; else the
+    whole names."""
     last = sorted({name.rpartition(".")[2] for name in modules})
     everywhere = {
         name.replace(".base_layer", "")

@@ -1,7 +1,8 @@
-"""The built-in models: Llamas of random weights with a character tokenizer. ``tiny`` has 0.67 million of them, ``nano`` 0.47 million.
+"""The built-in models: Llamas of random weights with a character tokenizer. ``tiny`` has 0.67 million weights, ``nano``
+0.47 million.
 
-They exist so that a whole pipeline can be run, from nothing, on two CPU cores. Their tokenizer knows every printable
-ASCII character and the newline, so that a reader can also put his own plain text through it.
+With them, a whole pipeline runs from scratch on two CPU cores. Their tokenizer knows every printable ASCII character
+and the newline, so that users can also pass their own plain text.
 """
 
 import json
@@ -26,13 +27,13 @@ CHARACTERS = "\n" + " " + string.digits + string.ascii_letters + string.punctuat
 VOCABULARY = (PAD, BOS, EOS, UNKNOWN, *CHARACTERS)
 INITIALIZER_RANGE = 0.08
 """Standard deviation of the random weights: about 1/sqrt(width). With the usual 0.02, which suits models ten
-times as wide, training spends its first hundreds of steps on growing the weights."""
+times as wide, training needs its first hundreds of steps to enlarge the weights."""
 
 
 def build_builtin(name: str, folder: Path, *, seed: int) -> None:
     """Write a model, ``tiny`` or ``nano``, as a Hugging Face folder: the same bytes for the same seed and library versions.
 
-    The global random state of torch is left as it was. The folder is made if need be.
+    The global random state of torch does not change. The folder is created if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = builtin_config(name)

@@ -1,7 +1,8 @@
 """Find the form in which a chat template reads calls of tools and reasoning; rows hold one form, and templates differ.
 
-Rows have empty text beside calls, and arguments as objects. Some templates write calls only where `content` is null, as
-OpenAI's interface gives it; some join arguments to text, and read them as JSON in a text. Some read the reasoning as `thinking` or `reasoning`.
+Rows have empty text beside calls, and arguments as objects. Some templates write calls only if `content` is null, as
+OpenAI's interface gives it; some join arguments to text, and read them as JSON in a text. Some read the reasoning as
+`thinking` or `reasoning`.
 """
 
 import json
@@ -26,7 +27,7 @@ class CallForm:
     """The form of a turn that calls tools."""
 
     is_null: bool = False
-    """Whether `content` is null where the turn has no words."""
+    """Whether `content` is null if the turn has no words."""
     is_text: bool = False
     """Whether arguments are JSON in a text."""
 
@@ -43,9 +44,10 @@ class CallForm:
 
 
 def form_of_calls(tokenizer: PreTrainedTokenizerBase, render: Callable[..., str]) -> CallForm:
-    """Return the first form in which the template writes a call's name and arguments; without one, that of the rows.
+    """Return the first form in which the template writes a call's name and arguments; if there is none, the form of the
+    rows.
 
-    ``render`` gives the template's text of a tokenizer and a list of turns.
+    ``render`` returns the text that a tokenizer's template writes for a list of turns.
     """
     known = getattr(tokenizer, "call_form", None)
     if known is None or known[0] != tokenizer.chat_template:

@@ -31,7 +31,7 @@ class Unusable(Exception):
 
 
 class CapturedSteps:
-    """Captures steps as they are needed, with what they read and write."""
+    """Captures steps when they are needed, with the tensors that they read and write."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class CapturedSteps:
         temperature: float,
         pad_token_id: int,
     ) -> None:
-        """Prepare to capture steps. ``most``: tokens of a response."""
+        """Prepare to capture steps. ``most``: most tokens of a response."""
         cast = CastWeights(model)
         self.forward: Callable[..., Any] = cast
         """The model, for prompts."""
@@ -61,13 +61,13 @@ class CapturedSteps:
         return self._static
 
     def make_way(self, bucket: Bucket) -> None:
-        """Drop the captured steps whose addresses this bucket would not keep."""
+        """Drop the captured steps if this bucket would change their addresses."""
         assert self._static is not None
         if self._steps and not self._static.fits(bucket):
             self.drop_steps()
 
     def close(self) -> None:
-        """Give back the memory of the device."""
+        """Free the memory on the device."""
         self.drop_steps()
         self._slots.clear()
         self._static = None
@@ -91,7 +91,7 @@ class CapturedSteps:
         """Draw the next token of each row.
 
         Raises:
-            Unusable: nothing was drawn, and nothing is changed.
+            Unusable: the step cannot be used; nothing was drawn or changed.
         """
         assert self._static is not None
         bucket = self._static.bucket
@@ -130,7 +130,7 @@ class CapturedSteps:
             replay = self._capture(step, restore=partial(slots.restore, saved))
             replay()
             self._compare(expected, slots)
-        except Exception as error:  # the plain loop works whatever the error is
+        except Exception as error:  # whatever the error is, the plain loop works
             slots.restore(saved)
             message = str(error).strip().partition("\n")[0]
             raise Unusable(

@@ -19,7 +19,7 @@ class TextOutOfProportion(jinja2.TemplateError):
 
 
 def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: bool | None) -> bool:
-    """Return whether prompts go through the chat template; None asks the tokenizer.
+    """Return whether prompts go through the chat template; ``chat`` None: if the tokenizer has one.
 
     Raises:
         ValueError: `chat` is True and the tokenizer has no chat template.
@@ -40,11 +40,11 @@ def around_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 def render_turns(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, response: str | Message | None = None
 ) -> str:
-    """Return the chat template's text of a prompt, and of the assistant's response where there is one, else up to its opening.
+    """Return the chat template's text of a prompt and the assistant's response; without a response, up to its opening.
 
     Raises:
         jinja2.TemplateError: the template refuses the turns.
-        TextOutOfProportion: it makes a text that is far longer than they are; nothing may tokenise that.
+        TextOutOfProportion: the template's text is far longer than the turns; it must not be tokenised.
     """
     turns, tools = _turns(prompt)
     if response is not None:
@@ -74,7 +74,7 @@ def _render(
             **template_arguments(tokenizer),
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A template is a program: one that adds a text and an object fails as Python does
+        # A template is a program: if it adds a text and an object, it fails as in Python
         raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
     return _in_proportion(str(text), turns, tools)
 
@@ -90,7 +90,7 @@ def _in_proportion(text: str, turns: Sequence[Mapping[str, Any]], tools: Sequenc
 
 
 def render_plain(conversation: Sequence[Message]) -> str:
-    """Return the text for a model without a chat template: each role on a line of its own, then its words."""
+    """Return the text for a model without a chat template: each role on its own line, then its words."""
     turns = [f"{turn['role'].capitalize()}:\n{turn['content']}\n\n" for turn in conversation]
     return "".join([*turns, "Assistant:\n"])
 

@@ -1,4 +1,4 @@
-"""Logits of a few tokens at a time: the parts shared by functions that never hold those of the whole batch."""
+"""Logits of a few tokens at a time: common parts of functions that never hold the logits of a whole batch."""
 
 from dataclasses import replace
 
@@ -10,11 +10,11 @@ from vantage.models.output_head import OutputHead
 
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**26}
 """Logits computed at once when `chunk_tokens` is not given, by the kind of device: 32 and 256 MiB of float32. A GPU reads the
-head's weights, and adds to their gradient, once for each chunk: with 150,000 tokens in the vocabulary, 2²³ logits are 55 rows,
-and most of its time went there (docs/log/gpus_and_ranks.md)."""
+head's weights, and adds to their gradient, once for each chunk: with 150,000 tokens in the vocabulary, 2²³ logits are
+55 rows, and these reads took most of its time (docs/log/gpus_and_ranks.md)."""
 KEPT_ELEMENTS = 2**26
-"""Most logits of one pass that are kept for its backward pass: 256 MiB of float32. If there are more, all are computed
-again."""
+"""Most logits of one pass that are kept for its backward pass: 256 MiB of float32. If there are more, all are
+computed again."""
 
 
 def default_chunk_tokens(head: OutputHead) -> int:
@@ -26,7 +26,7 @@ def default_chunk_tokens(head: OutputHead) -> int:
 def in_autocast_type(hidden: Tensor, head: OutputHead) -> tuple[Tensor, OutputHead]:
     """Return hidden states and head in the type that autocast would give a linear layer; unchanged without autocast.
 
-    For use where autograd sees it: inside a hand-written function there is no autocast.
+    Call this outside of hand-written autograd functions: inside them there is no autocast.
     """
     device = hidden.device.type
     if not torch.is_autocast_enabled(device):
@@ -39,7 +39,7 @@ def in_autocast_type(hidden: Tensor, head: OutputHead) -> tuple[Tensor, OutputHe
 def logits_and_slope(hidden: Tensor, head: OutputHead, temperature: float) -> tuple[Tensor, Tensor | float]:
     """Return z (n, V) = cap·tanh(scale·(W·h + b)/cap) / temperature, at least in float32, and dz/d(W·h + b).
 
-    The slope is one number unless there is a cap. Both are new tensors, free to be written over.
+    The slope is one number unless there is a cap. Both are new tensors, which may be overwritten.
     """
     logits = linear(hidden, head.weight, head.bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).mul_(head.scale)
@@ -52,7 +52,8 @@ def logits_and_slope(hidden: Tensor, head: OutputHead, temperature: float) -> tu
 class HeadGradients:
     """Gradients of hidden states (N, H), weight (V, H) and bias (V,), summed up chunk by chunk.
 
-    `needs` lists which of the three are wanted. Sums over chunks are kept in `dtype` even where the weights are not.
+    `needs` lists which of the three are wanted. Sums over chunks are kept in `dtype` even if the weights have another
+    type.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class HeadGradients:
             self._bias += grad.sum(dim=0)
 
     def result(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return gradients of hidden states, weight and bias in the types of these."""
+        """Return the gradients of hidden states, weight and bias, each in the type of its tensor."""
         dtype = self._head.weight.dtype
         return (
             self._hidden,
@@ -88,7 +89,7 @@ class HeadGradients:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a @ b to `total`, in place and without a second (V, H) tensor where the types allow it."""
+    """Add a @ b to `total`, in place and without a second (V, H) tensor if the types allow it."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     else:

@@ -1,7 +1,8 @@
-"""Layers of a network compiled by torch.compile, in passes over whole sequences; docs/decisions/0041.
+"""Compile the layers of a network by torch.compile, for passes over whole sequences; docs/decisions/0041.
 
-All layers of a model share the compiled code. Its shapes are symbols, so that few graphs serve all passes. Passes with a
-key-value cache are not compiled: each layer would be compiled by itself there, and a sampler's shapes change with each token.
+All layers of a model share the compiled code. Its shapes are symbols, so that few graphs serve all passes. Passes with
+a key-value cache are not compiled: each layer would be compiled separately, and a sampler's shapes change with each
+token.
 """
 
 import sys
@@ -20,8 +21,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 MOST_GRAPHS = 64
 """Most graphs of one kind of layer. Torch's own limit is 8, after which it goes on uncompiled."""
 TRIAL_ROWS, TRIAL_TOKENS = 3, 11
-"""Shape of the passes by which layers are compiled. It differs from every number of heads or width, since torch takes
-equal numbers for one symbol."""
+"""Shape of the passes by which layers are compiled. Its numbers differ from every number of heads and every width,
+since torch gives equal numbers the same symbol."""
 
 
 class CannotCompile(Exception):
@@ -29,13 +30,13 @@ class CannotCompile(Exception):
 
 
 def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "inductor") -> int:
-    """Have the network's layers compiled, in place; returns the number of graphs that this took.
+    """Compile the network's layers, in place; returns the number of graphs.
 
-    They are compiled here, by passes whose shapes are always the same. The first numbers that torch sees may decide what it
-    makes of symbols, and a stage that goes on after an interruption has to compute the same.
+    They are compiled by passes that always have the same shapes. The first numbers that torch sees may decide how it
+    compiles symbols, and a resumed stage must compute the same.
 
     Args:
-        packs: rows will be read that hold several sequences.
+        packs: whether passes will have rows with several sequences.
 
     Raises:
         CannotCompile: nothing is compiled.
@@ -53,7 +54,7 @@ def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "i
         for trunk in trunks:
             _try(trunk, packs=packs)
     except Exception as error:
-        # The uncompiled layers work whatever the error is
+        # Whatever the error is, the uncompiled layers work
         for layer in layers:
             del layer.forward, vars(layer)[_BACKEND]
         message = next((line for line in str(error).splitlines() if line.strip()), "no message")
@@ -62,7 +63,7 @@ def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "i
 
 
 def taken_graphs() -> int:
-    """Return graphs that this process has compiled since the last call."""
+    """Return the number of graphs that this process has compiled since the last call."""
     global _taken
     now = _num_graphs()
     since, _taken = now - _taken, now
@@ -74,7 +75,7 @@ _taken = 0
 
 
 def _num_graphs() -> int:
-    """Return graphs that this process has compiled; does not load torch's compiler where nothing was."""
+    """Return the number of graphs that this process has compiled; torch's compiler is not loaded if there are none."""
     compiler = sys.modules.get("torch._dynamo.utils")
     return 0 if compiler is None else int(compiler.counters["stats"]["unique_graphs"])
 
@@ -94,7 +95,7 @@ def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 @cache
 def _allow_graphs() -> None:
-    """Allow as many graphs as the networks need. Done once, since importing torch's compiler takes seconds."""
+    """Allow as many graphs as the networks need. This is done once, since importing torch's compiler takes seconds."""
     import torch._dynamo.config
 
     torch._dynamo.config.recompile_limit = MOST_GRAPHS
@@ -141,7 +142,7 @@ def _kept_gradients(trunk: nn.Module) -> Iterator[None]:
 
 
 def _is_trunk(part: PreTrainedModel) -> bool:
-    """Return whether it contains layers directly."""
+    """Return whether the part contains layers directly."""
     return bool(_layers(part)) and part.base_model is part
 
 

@@ -1,9 +1,9 @@
 """Encode conversations of several turns as token ids, and mark the tokens that the assistant wrote.
 
-A conversation is tokenised in pieces: the text around the assistant's earlier words as part of the template, and the words
-themselves as text, like a response. So earlier turns have the tokens that the model would have generated, and it is known
-exactly which tokens are the assistant's. For templates whose turns end with special tokens, the ids are those of the whole
-text.
+A conversation is tokenised in pieces: the text around the assistant's earlier words as part of the template, and the
+words themselves as text, like a response. So earlier turns have the tokens that the model would have generated, and it
+is known exactly which tokens are the assistant's. For templates whose turns end with special tokens, the ids are those
+of the whole text.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ class EncodedTurns:
 
     ids: list[int]
     spoken: list[tuple[int, int]]
-    """Begin and end of the tokens that the assistant wrote in each of its turns, the token that closes the turn
-    included. A turn that calls tools, or has weight 0, counts as part of the template."""
+    """Begin and end of the tokens that the assistant wrote in each of its turns, including the token that closes
+    the turn. A turn that calls tools, or has weight 0, counts as part of the template."""
 
 
 def encode_conversations(
@@ -48,7 +48,7 @@ def encode_conversations(
 ) -> list[EncodedTurns]:
     """Return ids of conversations, each of which ends with a user's or a tool's turn.
 
-    Without a chat template each turn begins with its role on a line of its own, and the assistant's end with EOS.
+    Without a chat template each turn begins with its role on its own line, and the assistant's turns end with EOS.
 
     Raises:
         ValueError: the chat template refuses a conversation, or does not show each of its turns once.
@@ -63,7 +63,7 @@ def encode_conversations(
             _words_in_history(tokenizer, *each) for each in zip(conversations, pieces, words, strict=True)
         ]
     opening = around_words(tokenizer)[0] if is_chat else ""
-    if opening:  # white space before the words belongs to them, as it does in a response
+    if opening:  # white space before the words belongs to the words, as in a response
         pieces = [[*(piece.removesuffix(opening) for piece in row[:-1]), row[-1]] for row in pieces]
 
     first = _encode_beginnings(tokenizer, [row[0] for row in pieces], is_chat)
@@ -91,7 +91,7 @@ def encode_conversations(
 
 
 _LONGEST_CLOSING = 4
-"""Tokens after the assistant's words among which the closing token of its turn is searched."""
+"""Number of tokens after the assistant's words among which the turn's closing token is searched."""
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], is_chat: bool) -> list[str]:
@@ -120,10 +120,10 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], is_cha
 def _words_in_history(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], pieces: Sequence[str], words: list[str]
 ) -> list[str]:
-    """Return the assistant's words as the template writes them in turns that lie in the past, often without thinking.
+    """Return the assistant's words as the template writes them in past turns, often without thinking.
 
     Raises:
-        ValueError: they cannot be separated from the template's text around them.
+        ValueError: the words cannot be separated from the template's text around them.
     """
     whole = _rendered(tokenizer, list(turns))
     if _interleaved(pieces, words) == whole:
@@ -162,7 +162,7 @@ def _unlike(whole: str) -> ValueError:
 def _rendered(tokenizer: PreTrainedTokenizerBase, turns: list[Message]) -> str:
     try:
         return render_turns(tokenizer, turns)
-    except jinja2.TemplateError as error:  # some have no system turn, or want user and assistant in turn
+    except jinja2.TemplateError as error:  # some templates have no system turn, or demand alternating turns
         roles = ", ".join(turn["role"] for turn in turns)
         raise ValueError(
             f"the model's chat template refuses a conversation of {roles}: {error}; take such rows out, or set "

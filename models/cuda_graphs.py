@@ -1,4 +1,4 @@
-"""Capture a step as a CUDA graph, which a GPU replays without Python starting its kernels one by one."""
+"""Capture a step as a CUDA graph, which a GPU replays without Python launching each kernel."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +16,7 @@ class Capture(Protocol):
         """Return a function with the same effect as ``step``.
 
         Args:
-            restore: puts back what a step has changed; a capture may make some before it captures one.
+            restore: function that undoes the changes of a step; a capture may run some steps before it captures one.
         """
 
     def end_all(self) -> None:
@@ -34,20 +34,20 @@ class CudaGraphs:
         """See ``Capture``.
 
         Raises:
-            Exception: the step does what cannot be captured, or memory is short; nothing is captured then.
+            Exception: the step has an operation that cannot be captured, or memory is short; nothing is captured then.
         """
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            # run once, so that kernels are loaded and libraries allocate their workspace on this stream
+            # run the step once, so that kernels are loaded and libraries allocate their workspace on this stream
             step()
             restore()
         current.wait_stream(self._stream)
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the graph's memory is its own: what is cached for others is of no use to it
+        torch.cuda.empty_cache()  # the graph has its own memory and cannot use cached blocks
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream), _spare_generator():
-            # other threads, such as NCCL's, go on calling CUDA meanwhile
+            # other threads, such as NCCL's, call CUDA meanwhile
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
@@ -74,7 +74,8 @@ class CudaGraphs:
 def _spare_generator() -> Iterator[None]:
     """Give the device's generator another state inside the block.
 
-    A capture takes hold of it, though a step draws no random number from it, and one that fails does not let go.
+    A capture registers the generator, though a step draws no random number from it, and a failed capture does not
+    release it.
     """
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     own = generator.graphsafe_get_state()
@@ -86,7 +87,7 @@ def _spare_generator() -> Iterator[None]:
 
 
 class Uncaptured:
-    """Calls the step itself: the same code without a GPU, for tests."""
+    """A ``Capture`` that calls the step itself: the same code without a GPU, for tests."""
 
     def __call__(self, step: Step, *, restore: Step) -> Step:
         """See ``Capture``."""

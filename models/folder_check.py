@@ -1,7 +1,7 @@
 """Check a Hugging Face folder without loading it: no tensor library is loaded, and no weight is read.
 
-`config.json`, the tokenizer and the headers of the safetensors have to belong to one model. The files either pass or are
-refused with the file, the field and the rule. Nothing is allocated for them before that.
+`config.json`, the tokenizer and the headers of the safetensors have to belong to one model. A refusal names the file,
+the field and the rule. Nothing is allocated for the files before the check.
 """
 
 import json
@@ -17,7 +17,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 256 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
-"""Longest header of a safetensors file, equal to the library's own limit."""
+"""Most bytes of a safetensors file's header, equal to the library's own limit."""
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """Return how many numbers it holds."""
+        """Return the number of its elements."""
         return prod(self.shape)
 
 
@@ -63,7 +63,7 @@ def check_agreement(folder: Path) -> dict[str, Tensor]:
         Name → tensor of all its weights.
 
     Raises:
-        UnsafeModel: with everything that was found, one thing a line.
+        UnsafeModel: the folder is refused; the error has one line for each problem.
     """
     config = read_json_object(folder / "config.json")
     tensors = read_tensors(folder)
@@ -85,7 +85,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Return a JSON file that holds an object.
 
     Raises:
-        UnsafeModel: it is missing, too large, no JSON, or holds something else.
+        UnsafeModel: the file is missing, too large, no JSON, or holds something else.
     """
     value = parse_json(path)
     if not isinstance(value, dict):
@@ -97,7 +97,7 @@ def parse_json(path: Path) -> Any:
     """Return a JSON file's value; infinities and NaN, which are no JSON, are refused.
 
     Raises:
-        UnsafeModel: it is missing, too large, or no JSON.
+        UnsafeModel: the file is missing, too large, or no JSON.
     """
     if not path.is_file():
         raise UnsafeModel(f"{path} is missing")
@@ -114,7 +114,8 @@ def _no_number(word: str) -> float:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return name → tensor of a folder's weights, in one file or in those that its index lists; only headers are read.
+    """Return name → tensor of a folder's weights, from one file or from those that its index lists; only headers are
+    read.
 
     Raises:
         UnsafeModel: there are no weights, a file is no valid safetensors file, or the index does not fit the files.
@@ -152,7 +153,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     """Return name → tensor of one safetensors file, whose header has to account for every byte of it.
 
     Raises:
-        UnsafeModel: it is no valid safetensors file.
+        UnsafeModel: the file is no valid safetensors file.
     """
     try:
         with path.open("rb") as file:
@@ -192,20 +193,20 @@ def _check_entry(name: str, entry: dict[str, Any], begin: int) -> int:
 
 
 def _counts(config: dict[str, Any]) -> Iterator[str]:
-    """Yield problems of counts that are no counts; lists (one count per layer) are left to the model's own class."""
+    """Yield problems of fields that should be counts; lists (one count per layer) are left to the model's own class."""
     for field in COUNTED:
         value = config.get(field)
         if value is None or isinstance(value, list):
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
-            if field in EXPERTS and value == 0:  # a mixture of experts without experts
+            if field in EXPERTS and value == 0:  # a model of a mixture of experts with no expert
                 continue
             shown = json.dumps(value)[:60]
             yield f"config.json: {field}={shown} is no whole number from 1 to {MAX_COUNT}; correct it, or fetch it again"
 
 
 def _count(config: dict[str, Any], *fields: str) -> tuple[str, int] | None:
-    """Return the first of these names for which the configuration has a count, and that count."""
+    """Return the first of these fields with a count in the configuration, and its count."""
     for field in fields:
         value = config.get(field)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -246,7 +247,7 @@ def _vocabulary(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     """Yield problems of a tokenizer.json: it is invalid, or has more ids than the model has rows."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return  # the folder has another form of tokenizer, or none; loading it reports that
+        return  # the folder has another form of tokenizer, or none; loading will report that
     tokenizer = read_json_object(path)
     try:
         ids = list(_ids(tokenizer))

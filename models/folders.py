@@ -70,8 +70,8 @@ def check_folder(folder: Path) -> dict[str, Tensor]:
 
     Raises:
         UnsafeModel: a symlink that leads outside, a pickle (by suffix or by its first bytes), remote code
-            (`auto_map`), an unknown `model_type`, quantised weights, safetensors that are missing or damaged, or
-            configuration, weights and tokenizer that are not those of one model.
+            (`auto_map`), an unknown `model_type`, quantised weights, missing or damaged safetensors, or a
+            configuration, weights and a tokenizer that do not belong to one model.
     """
     check_files(folder)
     config = read_json_object(folder / "config.json")
@@ -93,10 +93,11 @@ def check_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """Return the model's configuration with every kind of dropout set to 0, so that training numerics are sampling's.
+    """Return the model's configuration with every kind of dropout set to 0, so that training computes the same as
+    sampling.
 
     Raises:
-        UnsafeModel: transformers refuses it.
+        UnsafeModel: transformers refuses the configuration.
     """
     with refusing(folder / "config.json", "is no configuration that transformers reads"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -113,11 +114,11 @@ def load_policy(
 ) -> PreTrainedModel:
     """Load a causal language model onto `device`, in evaluation mode, without dropout, with neutral sampling defaults.
 
-    Within `vantage.models.sharding.without_weights` it has none.
+    Within `vantage.models.sharding.without_weights` the model has no weights.
 
     Raises:
         UnsafeModel: `check_folder` refuses the folder, or its weights do not fit its configuration.
-        ValueError: the model's output head is one whose log-probabilities would be computed wrongly.
+        ValueError: log-probabilities of the model's output head would be computed wrongly.
     """
     tensors, config = check_folder(folder), load_config(folder)
     check_shapes(folder, config, tensors)
@@ -135,10 +136,10 @@ def load_policy(
 
 @contextmanager
 def refusing(place: Path, what: str) -> Iterator[None]:
-    """Turn any error of a library at a folder's files into an `UnsafeModel` that names the place.
+    """Turn any error of a library on a folder's files into an `UnsafeModel` that names the place.
 
-    transformers and tokenizers let through whatever Python or Rust raise at a strange value: KeyError, TypeError,
-    AssertionError, ZeroDivisionError, a bare Exception, a panic. What is about the machine goes on up.
+    transformers and tokenizers pass on whatever Python or Rust raise on a strange value: KeyError, TypeError,
+    AssertionError, ZeroDivisionError, a bare Exception, a panic. Errors of the machine are raised as they are.
     """
     try:
         yield
@@ -157,8 +158,8 @@ def check_shapes(folder: Path, config: PreTrainedConfig, tensors: dict[str, Tens
     """Refuse a configuration whose model cannot be filled from weights of these shapes; nothing is allocated.
 
     Raises:
-        UnsafeModel: the model cannot be built, has more parameters than the weights have numbers, or one of another
-            shape.
+        UnsafeModel: the model cannot be built, has more parameters than the weights have elements, or a parameter of
+        another shape.
     """
     with refusing(folder / "config.json", "describes a model that cannot be built"):
         shapes = parameter_shapes(config)
@@ -185,7 +186,7 @@ def parameter_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class _Described:
-    """A configuration, which is equal to others with the same text."""
+    """A configuration that equals others with the same text."""
 
     text: str
     config: PreTrainedConfig = field(compare=False)
@@ -193,7 +194,8 @@ class _Described:
 
 @lru_cache(maxsize=4)
 def _shapes(described: _Described) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter. Kept, since most networks of a stage have one configuration."""
+    """Return the shape of each parameter. Shapes are cached, since most networks of a stage have the same
+    configuration."""
     config = copy.deepcopy(described.config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
@@ -205,11 +207,11 @@ def _shapes(described: _Described) -> dict[str, tuple[int, ...]]:
 def load_weights(
     auto_class: type[Any], folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Build `auto_class`'s model for `config` and fill every parameter of it from a checked folder.
+    """Build `auto_class`'s model for `config` and fill each of its parameters from a checked folder.
 
     Raises:
-        UnsafeModel: a parameter is missing in the files or has another shape, where transformers alone would leave
-            it random and only warn; or the files have layers that the model lacks.
+        UnsafeModel: a parameter is missing in the files or has another shape (transformers alone would leave it random
+        and only warn); or the files have layers that the model lacks.
     """
     model: PreTrainedModel
     if are_deferred():
@@ -220,7 +222,7 @@ def load_weights(
                 attn_implementation=_attention_implementation(config),
                 trust_remote_code=False,
             )
-        model.tie_weights()  # the ties were lost, since each parameter was registered again
+        model.tie_weights()  # registering each parameter again has lost the ties
         return _ready(model, folder)
     model, report = auto_class.from_pretrained(
         folder,
@@ -238,7 +240,7 @@ def load_weights(
             f"{folder}: {len(wrong)} parameters are missing or misshapen in the safetensors, first {wrong[:3]}; "
             "config.json and weights belong to different models"
         )
-    # Other tensors too many (a tied head, a buffer) are harmless; whole layers are half of another model.
+    # Other unused tensors (a tied head, a buffer) are harmless; whole unused layers belong to another model.
     left = sorted(name for name in report["unexpected_keys"] if LAYER.search(name))
     if left:
         raise UnsafeModel(
@@ -260,7 +262,7 @@ def _ready(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a plain Hugging Face folder; the same model and tokenizer give the same bytes every time.
 
-    The generation configuration keeps nothing but the special tokens' ids.
+    The generation configuration keeps only the special tokens' ids.
 
     Raises:
         ValueError: the tokenizer knows more ids than the model has embeddings.
@@ -271,7 +273,7 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
 
 
 def save_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write configuration, weights and tokenizer; of a sharded model the first rank writes the weights, gathered."""
+    """Write configuration, weights and tokenizer; for a sharded model the first rank gathers and writes the weights."""
     set_special_ids(model.config, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_sharded(model):
@@ -284,8 +286,8 @@ def save_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fol
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer that has an end-of-sequence and a padding token; the files stay as they are.
 
-    Where none is named, padding becomes the unknown token, and failing that the end-of-sequence token. Either is
-    harmless: masks come from lengths, never from ids, and its embedding learns (`vantage.models.padding_token`).
+    If no padding token is named, it becomes the unknown token, or else the end-of-sequence token. Both are harmless:
+    masks come from lengths, never from ids, and the token's embedding learns (`vantage.models.padding_token`).
 
     Raises:
         UnsafeModel: a symlink, pickle or remote code in the folder.
@@ -317,7 +319,7 @@ def complete_tokenizer(tokenizer: PreTrainedTokenizerBase, *, name: str) -> PreT
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the tokenizer's files, without the traces of how it was loaded."""
+    """Write the tokenizer's files, without fields that loading has added."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     settings = read_json_object(path)
@@ -333,7 +335,7 @@ def neutral_generation_config(
 ) -> GenerationConfig:
     """Return a generation configuration that keeps the special ids of `config` and drops every sampling default.
 
-    A tokenizer's end-of-sequence token is added to the ids that end a response, its padding token replaces the old.
+    A tokenizer's end-of-sequence token is added to the ids that end a response, its padding token replaces the old one.
     """
     eos = _ids(getattr(config, "eos_token_id", None))
     pad = getattr(config, "pad_token_id", None)
@@ -348,7 +350,7 @@ def neutral_generation_config(
 
 
 def set_special_ids(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let a model's configuration name its tokenizer's special tokens (in place)."""
+    """Write the tokenizer's special tokens into a model's configuration, in place."""
     config.eos_token_id = tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
 
@@ -370,7 +372,7 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 
 def read_tensor(folder: Path, name: str) -> torch.Tensor | None:
-    """Return one tensor of a folder's `model*.safetensors`; None where there is none of that name."""
+    """Return one tensor of a folder's `model*.safetensors`; None if there is none of that name."""
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, framework="pt") as tensors:
             if name in tensors.keys():  # noqa: SIM118 -- not a mapping
@@ -380,7 +382,7 @@ def read_tensor(folder: Path, name: str) -> torch.Tensor | None:
 
 
 def _attention_implementation(config: PreTrainedConfig) -> str:
-    # scaled_dot_product_attention cannot cap attention scores and would leave the cap out without a word
+    # scaled_dot_product_attention cannot cap attention scores and would silently leave the cap out
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "eager"
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -398,10 +400,11 @@ def _ids(value: int | list[int] | None) -> list[int]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse content that no folder may have, whatever it is for.
+    """Refuse content that no folder may have, whatever its purpose.
 
     Raises:
-        UnsafeModel: no folder, a symlink that leads outside, a pickle, damaged safetensors, or remote code.
+        UnsafeModel: there is no folder, or it has a symlink that leads outside, a pickle, damaged safetensors, or
+            remote code.
     """
     if not folder.is_dir():
         raise UnsafeModel(f"{folder} is no folder")

@@ -1,4 +1,4 @@
-"""Sharded weights that stay gathered between the passes of sampling, where each rank has the memory for all of them."""
+"""Keep sharded weights gathered between the passes of sampling, if each rank has memory for all of them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
 MARGIN = 0.1
-"""Share of the free memory that stays free: for blocks that the allocator cannot join."""
+"""Share of the free memory that stays free, since the allocator cannot join all blocks."""
 
 
 @dataclass
 class _Gathering:
-    """A sharded network, and how its weights are gathered."""
+    """A sharded network, and the way in which its weights are gathered."""
 
     network: ReferenceType[nn.Module]
     dtype: torch.dtype | None
     """Type of the gathered weights; None: each weight's own."""
     can_keep: bool = True
-    """False from the first time on that memory did not suffice: what was measured since then counts on it."""
+    """False once memory did not suffice: later measurements of memory rely on weights that are not kept."""
 
 
 _gatherings: "WeakKeyDictionary[PreTrainedModel, _Gathering]" = WeakKeyDictionary()
@@ -47,9 +47,9 @@ def gathered_bytes(network: nn.Module, dtype: torch.dtype | None) -> int:
 def kept_gathered(model: PreTrainedModel, *, beside: int) -> Iterator[None]:
     """Keep the weights of the sharded network around ``model`` gathered from one pass to the next inside the block.
 
-    The first pass gathers them, the block's end frees them; the results have the same bits. On a GPU it needs memory for all of
-    them and, beside them, for as much again or for ``beside``, on every rank; otherwise each pass gathers them as before.
-    All ranks must enter the block together.
+    The first pass gathers them, the block's end frees them; the results have the same bits. On a GPU, every rank needs
+    memory for all of them and also for as much again or ``beside``, if that is more; otherwise each pass gathers them
+    as before. All ranks must enter the block together.
 
     Args:
         beside: bytes that the passes need for other things.
@@ -74,7 +74,8 @@ def kept_gathered(model: PreTrainedModel, *, beside: int) -> Iterator[None]:
 
 
 def _has_room(num_bytes: int, beside: int, device: torch.device) -> bool:
-    """Return whether memory suffices on every rank. A CPU's is not measured: it has swap space, and other processes."""
+    """Return whether memory suffices on every rank. A CPU's memory is not measured: it has swap space, and other
+    processes."""
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
@@ -85,8 +86,9 @@ def _has_room(num_bytes: int, beside: int, device: torch.device) -> bool:
 
 
 def suffices(num_bytes: int, beside: int, free: int) -> bool:
-    """Return whether ``free`` bytes have room for gathered weights, and for as much again or for ``beside``, with a margin.
+    """Return whether ``free`` bytes hold the gathered weights and also as much again or ``beside``, if that is more,
+    with a margin.
 
-    As much again: where there is less, so few responses would be sampled side by side that gathering costs less.
+    With less than as much again, so few responses would be sampled at once that gathering in each pass costs less.
     """
     return num_bytes + max(num_bytes, beside) <= free * (1 - MARGIN)

@@ -1,7 +1,7 @@
-"""Read the header of a GGUF file within bounds: every length and place that it names must lie within the file.
+"""Read the header of a GGUF file within bounds: every length and offset in it must lie within the file.
 
-The library believes the numbers of a file: of an array that claims 2^63 entries it reads empty ones until the memory is full,
-two tensors may lie over each other, and a tensor that is missing is filled at random. No tensor library is loaded.
+The library trusts the numbers of a file: it reads an array that claims 2^63 entries until memory is full, two tensors
+may overlap, and a missing tensor is filled at random. No tensor library is loaded.
 """
 
 import re
@@ -32,11 +32,11 @@ class GgufHeader:
     metadata: dict[str, Any]
     """Key → number, text, or list of these."""
     shapes: dict[str, tuple[int, ...]]
-    """Name of a tensor → its shape; the dimension whose neighbours lie side by side comes first."""
+    """Name of a tensor → its shape; the contiguous dimension comes first."""
 
     @property
     def num_weights(self) -> int:
-        """Return how many numbers all tensors hold."""
+        """Return the number of elements of all tensors."""
         return sum(map(prod, self.shapes.values()))
 
     def of_architecture(self, name: str) -> Any:
@@ -48,7 +48,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     """Return metadata and shapes of a GGUF file.
 
     Raises:
-        UnsafeModel: it is no GGUF file, or is damaged.
+        UnsafeModel: the file is no GGUF file, or is damaged.
         ValueError: the package `gguf` is missing.
     """
     sizes = _sizes_of_types()
@@ -63,7 +63,7 @@ def check_gguf_agreement(path: Path, header: GgufHeader) -> None:
     """Refuse a GGUF file whose metadata describe another model than its tensors.
 
     Raises:
-        UnsafeModel: they do.
+        UnsafeModel: the metadata and the tensors contradict each other.
     """
     found: list[str] = []
     blocks, width = header.of_architecture("block_count"), header.of_architecture("embedding_length")
@@ -81,7 +81,7 @@ def check_gguf_agreement(path: Path, header: GgufHeader) -> None:
 
 
 def _sizes_of_types() -> dict[int, tuple[int, int]]:
-    """Return number of a tensor's type → elements of a block, and its bytes."""
+    """Return number of a tensor's type → elements of a block, and bytes of a block."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError as error:
@@ -100,11 +100,11 @@ class _Reader:
         self._order = "<"
 
     def header(self, sizes: dict[int, tuple[int, int]]) -> GgufHeader:
-        """Return the whole header, and check where the tensors lie."""
+        """Return the whole header, and check the offsets of the tensors."""
         if self._take(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self._number("I")
-        if version & 0xFFFF == 0:  # written on a machine with the other order of bytes
+        if version & 0xFFFF == 0:  # the file was written in the other byte order
             self._order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
         if version not in _VERSIONS:
             raise ValueError(f"its version is {version}, and {' and '.join(map(str, _VERSIONS))} are known")
@@ -125,7 +125,7 @@ class _Reader:
         return GgufHeader(metadata, shapes)
 
     def _check_places(self, places: list[tuple[int, int, str]], alignment: Any) -> None:
-        """Refuse tensors, each given by begin, number of bytes and name, beyond the file's end or over each other."""
+        """Refuse tensors, each given by begin, number of bytes and name, that lie beyond the file's end or overlap."""
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"{_ALIGNMENT}={alignment!r} is no power of 2")
         room = self._size - -(-self._at // alignment) * alignment
@@ -142,7 +142,7 @@ class _Reader:
     def _tensor(
         self, name: str, sizes: dict[int, tuple[int, int]]
     ) -> tuple[tuple[int, ...], tuple[int, int]]:
-        """Return shape, and begin and number of bytes."""
+        """Return a tensor's shape, and its begin and number of bytes."""
         dimensions = self._number("I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise ValueError(f"{name[:100]!r} has {dimensions} dimensions")
@@ -191,7 +191,7 @@ class _Reader:
         return struct.unpack(whole, self._take(struct.calcsize(whole)))
 
     def _require(self, count: int, least: int, what: str) -> None:
-        """Refuse a number of things that need more bytes, ``least`` each, than there are left."""
+        """Refuse ``count`` entries of at least ``least`` bytes each if fewer bytes are left."""
         if count * least > self._size - self._at:
             raise ValueError(f"{count} {what} would begin at byte {self._at} of {self._size}")
 

@@ -11,7 +11,8 @@ _LAYERS = "checkpointed_layers"
 def checkpoint_gradients(network: nn.Module) -> None:
     """Make the network's layers drop their intermediate results in passes that have gradients; in place.
 
-    transformers does so in training mode alone, and a layer in that mode drops the cache that sampling needs. Networks here
+    transformers does so only in training mode, and a layer in that mode drops the cache that sampling needs. Networks
+    here
     are always in evaluation mode, so a layer enters training mode just for passes with gradients. Dropout is 0 in both.
 
     Raises:

@@ -1,10 +1,10 @@
 """A causal language model's trunk with one scalar per position: reward models and value models.
 
-A reward folder is what `AutoModelForSequenceClassification(num_labels=1)` reads, where transformers has that class;
-`scalar.json` beside it holds the shift that is subtracted from its raw score. A value folder, and a reward folder of
-an architecture without that class, is the trunk as `AutoModel` reads it, with the head in `head.safetensors`
-(`weight` (1, H) and, in value models, `bias` (1,)) and the same `scalar.json`. A critic that predicts quantiles or is an
-ensemble has N rows in its head, and its form in `scalar.json`; its value is their mean.
+`AutoModelForSequenceClassification(num_labels=1)` reads a reward folder, if transformers has that class for the
+architecture; `scalar.json` in it holds the shift that is subtracted from the raw score. A value folder, and a reward
+folder of an architecture without that class, has the trunk as `AutoModel` reads it, with the head in `head.safetensors`
+(`weight` (1, H) and, in value models, `bias` (1,)) and the same `scalar.json`. A critic that predicts quantiles or is
+an ensemble has N rows in its head, and its form in `scalar.json`; its value is the mean of the N outputs.
 """
 
 import copy
@@ -53,7 +53,7 @@ HEAD = "head.safetensors"
 class ScalarModel(nn.Module):
     """head(backbone(tokens)) − score_shift at every position.
 
-    Weights are read in `forward` alone: sharding (FSDP2) gathers them for a module's own forward pass only.
+    Weights are read only in `forward`: sharding (FSDP2) gathers them only for a module's own forward pass.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ScalarModel(nn.Module):
         """Return scalars (B, P) in float32 at `positions` (B, P) of the sequences.
 
         With `language_rows`, also the language head's log-probabilities (N, T) of the first N responses, from the same
-        pass. With `every_output`, all outputs (B, P, N) of the head in place of their mean.
+        pass. With `every_output`, all outputs (B, P, N) of the head instead of their mean.
         """
         states = token_states(self.backbone, sequences)
         rows = torch.arange(len(sequences), device=positions.device)[:, None].expand_as(positions)
@@ -105,7 +105,7 @@ class ScalarModel(nn.Module):
 
 
 def freeze_attention(model: ScalarModel) -> None:
-    """Freeze the weights of all attention modules of the trunk; the others still learn.
+    """Freeze the weights of all attention modules of the trunk; the other weights still learn.
 
     Raises:
         ValueError: no module of the trunk is known to be attention.
@@ -148,7 +148,7 @@ def _last_positions(sequences: Sequences) -> Tensor:
 
 
 def values(model: ScalarModel, sequences: Sequences) -> Tensor:
-    """Return values (B, T) in float32; V_t has seen the prompt and the response tokens before t. 0 where masked.
+    """Return values (B, T) in float32; V_t has seen the prompt and the response tokens before t. Masked places are 0.
 
     Raises:
         ValueError: a response has no token.
@@ -159,7 +159,7 @@ def values(model: ScalarModel, sequences: Sequences) -> Tensor:
 
 
 def outputs(model: ScalarModel, sequences: Sequences) -> Tensor:
-    """Return all outputs (B, T, N) of a critic's head, of which `values` are the mean, in float32. 0 where masked.
+    """Return all outputs (B, T, N) of a critic's head in float32; `values` are their mean. Masked places are 0.
 
     Raises:
         ValueError: a response has no token.
@@ -170,7 +170,7 @@ def outputs(model: ScalarModel, sequences: Sequences) -> Tensor:
 
 
 def values_and_final(model: ScalarModel, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """Return `values`, and the value (B,) of each whole response, which has seen its last token too; one pass.
+    """Return `values`, and the value (B,) of each whole response, which has seen its last token too, in one pass.
 
     Raises:
         ValueError: a response has no token.
@@ -184,9 +184,10 @@ def values_and_final(model: ScalarModel, sequences: Sequences) -> tuple[Tensor, 
 def reward_with_language_head(
     files: ModelFiles | Path, *, seed: int, device: torch.device, training: Training = "all"
 ) -> ScalarModel:
-    """Return a policy's trunk and a fresh head, on a device, with its output head for a language-modelling loss beside.
+    """Return a policy's trunk and a fresh head, on a device, with the policy's output head for a language-modelling
+    loss.
 
-    A head that is tied to the embeddings is the trunk's own and trains with it; any other stays as it is.
+    An output head that is tied to the embeddings belongs to the trunk and trains with it; any other stays as it is.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
@@ -209,7 +210,7 @@ def reward_with_language_head(
 
 
 def fresh_value_head(policy: PreTrainedModel, *, seed: int) -> nn.Linear:
-    """Return the head that a critic from this policy begins with, in float32 on its device, for a trunk of its own."""
+    """Return the initial head of a critic from this policy with its own trunk, in float32 on the policy's device."""
     head = fresh_head(trunk(policy), seed=seed, bias=True)
     return head if policy.device.type == "meta" else head.to(policy.device)
 
@@ -258,11 +259,11 @@ def value_from_reward(
 def load_critic(
     files: ModelFiles | Path, *, seed: int, training: Training = "all", form: CriticHead = ONE_VALUE
 ) -> ScalarModel:
-    """Return a critic from whatever the folder holds: a value model as it is, a reward model, or a policy with a fresh head.
+    """Return a critic from the folder's model: a value model as it is, a reward model, or a policy with a fresh head.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`.
-        HeadDiffers: the value model in the folder has another form of head.
+        HeadDiffers: the folder's value model has another form of head.
     """
     folder = _as_files(files).folder
     if not (folder / SIDECAR).is_file():
@@ -287,7 +288,7 @@ def load_scalar(
     dtype: torch.dtype = torch.float32,
     training: Training = "all",
 ) -> ScalarModel:
-    """Load what `save_reward` or `save_value` wrote, in evaluation mode; the head is always float32.
+    """Load a model that `save_reward` or `save_value` wrote, in evaluation mode; the head is always float32.
 
     Raises:
         UnsafeModel: see `vantage.models.stored_models.load_stored_policy`, or there is no head.
@@ -353,7 +354,7 @@ def save_reward(
     """Write a reward model whose score is the raw one minus `score_shift`; the same model gives the same bytes.
 
     Args:
-        base: of a trunk with adapters, which alone are written: content digest of the whole model beneath.
+        base: content digest of the whole base model, if the trunk has adapters; then only the adapters are written.
 
     Raises:
         ValueError: the head has a bias (that is a value model), the shift is not finite, or the tokenizer does

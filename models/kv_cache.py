@@ -1,4 +1,4 @@
-"""A key-value cache with room for the tokens to come, so that a token is written beside the earlier ones."""
+"""A key-value cache with room for future tokens, so that a new token is written beside the earlier ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,17 +11,17 @@ from transformers.cache_utils import Cache, DynamicLayer
 from vantage.models.row_lengths import on_device
 
 ROOM = 32
-"""Tokens that space is made for at a time. A row that ends early has had no more than these for nothing."""
+"""Number of tokens for which room is made at a time. A row that ends early wastes at most this room."""
 
 
 def make_room(cache: Cache, rows: Tensor, *, most: int) -> None:
     """Give every layer of a cache that has read the prompts room for up to ``most`` tokens more, in place.
 
-    `DynamicCache` copies all keys and values for each token that it adds; this copies them once in ``ROOM`` tokens. Layers
-    that are more than keys and values of all tokens (sliding windows, states of other kinds) stay what they are.
+    `DynamicCache` copies all keys and values for each token that it adds; this copies them once in ``ROOM`` tokens.
+    Layers with more than keys and values of all tokens (sliding windows, states of other kinds) stay unchanged.
 
     Args:
-        rows: (b,): which row of the cache each row is from now on; one may be named several times.
+        rows: (b,): the row of the cache for each new row; a row may be named several times.
     """
     for number, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.is_initialized:
@@ -31,9 +31,10 @@ def make_room(cache: Cache, rows: Tensor, *, most: int) -> None:
 
 
 def keep_rows(cache: Cache, kept: Sequence[int], device: torch.device) -> Tensor:
-    """Keep the rows of a cache at these places, which ``without_gaps`` gave; returns the places on the device.
+    """Keep the rows of a cache at these places, which come from ``without_gaps``; returns the places on the device.
 
-    Where a layer has room, only rows that fill gaps are copied. The memory of the others is free when room is made again.
+    If a layer has room, only rows that fill gaps are copied. The memory of dropped rows is freed when room is made
+    again.
     """
     places = on_device(kept, device)
     gaps = [gap for gap, place in enumerate(kept) if gap != place]
@@ -47,14 +48,16 @@ def keep_rows(cache: Cache, kept: Sequence[int], device: torch.device) -> Tensor
 
 
 def without_gaps(active: Sequence[bool]) -> list[int]:
-    """Return places of the active rows, so ordered that all who can stay where they are: only the last ones move, into the gaps."""
+    """Return the places of the active rows in an order in which most rows stay in place: only the last ones move, into
+    the gaps."""
     count = sum(active)
     last = iter([place for place in range(count, len(active)) if active[place]])
     return [place if active[place] else next(last) for place in range(count)]
 
 
 def position_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of one position's keys and values in all layers, by the model's configuration, in the type that computes."""
+    """Return the bytes of one position's keys and values in all layers, by the model's configuration, in the type of
+    computation."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -65,10 +68,11 @@ def position_bytes(model: PreTrainedModel) -> int:
 
 
 def needs_mask(cache: Cache, lengths: Sequence[int], width: int) -> bool:
-    """Return whether a mask has to be given with the next token of rows whose prompts have these lengths, padded to a width.
+    """Return whether the next token needs a mask, for rows whose prompts have these lengths, padded to a width.
 
-    If no row is padded, there is nothing to hide. If one is, transformers would check at each token whether anything is hidden,
-    which makes the CPU wait for the GPU. For a cache that is marked as compileable it makes the mask without this check.
+    If no row is padded, there is nothing to hide. If one is, transformers would check at each token whether anything is
+    hidden, which makes the CPU wait for the GPU. If the cache is marked as compileable, it makes the mask without this
+    check.
     """
     is_padded = min(lengths) < width
     for layer in cache.layers:
@@ -93,7 +97,7 @@ class RoomyLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Add the keys and values (B, heads, n, D) of the next n tokens; returns those of all."""
+        """Add the keys and values (B, heads, n, D) of the next n tokens; returns those of all tokens."""
         assert self.keys is not None
         assert self.values is not None
         start, count = self.keys.shape[-2], key_states.shape[-2]
@@ -112,7 +116,7 @@ class RoomyLayer(DynamicLayer):
         self._take_over(self.keys, self.values, indices)
 
     def fill_gaps(self, gaps: Tensor, rows: Tensor, *, count: int) -> None:
-        """Keep the first ``count`` rows, with the ``rows`` behind them, as many, in place of those at the ``gaps``."""
+        """Copy the rows at ``rows`` over those at ``gaps``, and keep the first ``count`` rows."""
         assert self.keys is not None
         length = self.keys.shape[-2]
         for held in self._held:

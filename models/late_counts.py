@@ -1,4 +1,4 @@
-"""Numbers of a GPU that Python reads a token late, so that it has started the next token before it waits for the last one."""
+"""Read numbers of a GPU one token late, so that Python starts the next token before it waits for the last one."""
 
 from collections import deque
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 LATE = {"cpu": 0, "cuda": 1}
 """Number of tokens after which the number of unfinished rows is known. A GPU whose result is awaited at each token is
-idle until Python has started the next one. A response that has ended is computed for that many more tokens, which does
-not change it."""
+idle until Python has started the next one. A response that has ended is computed for that many more tokens, which
+does not change it."""
 
 
 class LateReads:
-    """Tensors that are copied to the host, and read in their order some tokens later."""
+    """Tensors that are copied to the host, and read in order some tokens later."""
 
     def __init__(self, *, late: int) -> None:
         """Prepare the reads. ``late``: number of tokens; see `LATE`."""
@@ -20,8 +20,8 @@ class LateReads:
         self._coming: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def after(self, tensor: Tensor) -> Tensor | None:
-        """Start to read a tensor; returns the one that was started ``late`` calls before, on the host, or None if there
-        was none."""
+        """Start to read a tensor; returns the tensor of ``late`` calls before, on the host, or None if there was
+        none."""
         event = torch.cuda.Event() if tensor.device.type == "cuda" else None
         self._coming.append((tensor.to("cpu", non_blocking=True, copy=True), event))
         if event is not None:
@@ -46,7 +46,7 @@ class Unfinished:
         self._count, self._reads = count, LateReads(late=late)
 
     def after(self, active: Tensor) -> int:
-        """Return the number of unfinished rows, known ``late`` tokens after it was true. ``active`` (b,): rows unfinished
+        """Return the number of rows that were unfinished ``late`` tokens ago. ``active`` (b,): rows that are unfinished
         now."""
         count = self._reads.after(active.sum())
         if count is not None:

@@ -36,7 +36,7 @@ class LogProbs:
     ref_logprobs: Tensor | None = None
     """Nats: the reference's log-probabilities of the same tokens, without a gradient; None without a reference."""
     values: Tensor | None = None
-    """V_t read where the logits of token t are; None without a value head."""
+    """V_t, read at the position of the logits of token t; None without a value head."""
     final_values: Tensor | None = None
     """(B,): the value of each whole response, read at its last token; None unless asked for."""
 
@@ -54,13 +54,13 @@ def response_logprobs(
 ) -> LogProbs:
     """Score each response token under softmax(logits / temperature), the distribution that `sample` draws from.
 
-    One forward pass of the trunk; then logits of `chunk_tokens` valid response tokens at a time, so that no tensor has
-    B·T·V elements. Where they are more than `KEPT_ELEMENTS` in all, the backward pass computes them again. Differentiable
-    once with respect to every parameter.
+    This takes one forward pass of the trunk, then logits of `chunk_tokens` valid response tokens at a time, so that no
+    tensor has B·T·V elements. If they are more than `KEPT_ELEMENTS` in all, the backward pass computes them again. The
+    result is differentiable once with respect to every parameter.
 
-    With a `reference`, also Σ_v π(v)·(log π(v) − log π_ref(v)) at each token, both under the temperature; no gradient
-    reaches the reference. With a `value_head`, also what it reads from the policy's own last hidden states, with
-    gradients to head and trunk; `with_final_values`, at the last token of each response too.
+    With a `reference`, also return Σ_v π(v)·(log π(v) − log π_ref(v)) at each token, both under the temperature; no
+    gradient reaches the reference. With a `value_head`, also return its values from the policy's own last hidden
+    states, with gradients to head and trunk; `with_final_values`, at the last token of each response too.
 
     Raises:
         ValueError: temperature is not above 0, or the reference has another number of logits than the policy.
@@ -111,12 +111,12 @@ def token_logprobs(
     reference: tuple[Tensor, OutputHead] | None = None,
     chunk_tokens: int | None = None,
 ) -> LogProbs:
-    """Return all of `LogProbs` but the values, (N,) each, of `targets` (N,) from hidden states (N, H) and their head.
+    """Return `LogProbs` without values, (N,) each, of `targets` (N,) from hidden states (N, H) and their head.
 
-    Logits come in the weights' type (or autocast's) as the model itself would give them; what follows is float32.
+    Logits have the weights' type (or autocast's) as in the model itself; later computations are in float32.
 
     Args:
-        reference: hidden states (N, H') of another model at the same places, and its head over the same V tokens.
+        reference: hidden states (N, H') of another model at the same tokens, and its head over the same V tokens.
     """
     hidden, head = in_autocast_type(hidden, head)
     if reference is not None:
@@ -149,7 +149,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
     log p = z − lse(z);  H = lse(z) − Σ p·z;  KL = Σ p·(log p − log q)
 
     d log p(a)/dz = 1[a] − p;  dH/dz = −p·(log p + H);  dKL/dz = p·(log p − log q − KL).  q is frozen: it comes in a
-    tuple, which autograd does not look into.
+    tuple, into which autograd does not look.
     """
 
     @staticmethod
@@ -217,7 +217,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                     log_q = None if reference is None else _log_probabilities(reference, chunk, temperature)
                 log_p = logits.sub_(normaliser[chunk, None])
                 p = log_p.exp()
-                # The factor of p in all three gradients together
+                # The sum of the factors of p in the three gradients
                 factor = -grad_logprobs[chunk, None]
                 if log_q is not None:
                     centred = torch.sub(log_p, log_q, out=log_q).sub_(full_kl[chunk, None])

@@ -18,7 +18,7 @@ def merge(files: ModelFiles, output: Path) -> None:
     """
     has_tokenizer = (
         files.folder / "tokenizer_config.json"
-    ).is_file()  # other people's adapters may have none
+    ).is_file()  # adapters of others may have no tokenizer
     tokenizer = load_tokenizer(files.folder if has_tokenizer or files.base is None else files.base)
     if (files.folder / SIDECAR).is_file():
         reward = load_scalar(files, role="reward")

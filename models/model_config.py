@@ -31,11 +31,12 @@ BUILTIN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "nano": {
         **_TINY,
         "intermediate_size": 128,
-        # For texts of about 100 tokens: within these, 7 of a head's 16 pairs turn by less than a radian at the usual 10,000
+        # For texts of about 100 tokens: with the usual 10,000, 7 of a head's 16 pairs turn by less than a radian within
+        # them
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
-"""The configurations of the built-in models, of which ``vantage.models.builtin`` makes weights."""
+"""The configurations of the built-in models, for which ``vantage.models.builtin`` makes weights."""
 MAX_CONFIG_BYTES = 2**20
 MAX_HEADER_BYTES = 2**27
 _GGUF_FIELDS = {
@@ -49,7 +50,7 @@ _GGUF_FIELDS = {
 
 
 class UnreadableConfig(ValueError):
-    """A model whose configuration cannot be read here."""
+    """A model's configuration cannot be read on this machine."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class ModelConfig:
     """Number of weights in the files; None: there are no files here, or some weights are tied in a way that the files do
     not show."""
     folder: Path | None
-    """Folder of its files; None: it is built in, or a GGUF file."""
+    """Folder of the model's files; None: the model is built in, or a GGUF file."""
 
 
 def read_config(source: str) -> ModelConfig:
-    """Return the configuration of what ``model.source`` names.
+    """Return the configuration of the model that ``model.source`` names.
 
     Raises:
-        UnreadableConfig: there is none, it is not JSON, or it is not on this machine.
+        UnreadableConfig: the configuration does not exist, is not JSON, or is not on this machine.
         ValueError: see ``vantage.models.source_digest.parse_source``.
     """
     match parse_source(source):

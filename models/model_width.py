@@ -46,7 +46,8 @@ def _of_config(path: Path) -> int:
 
 
 def width_in_config(config: Any, what: str) -> int:
-    """Return the width that a model's configuration contains. Raises UnknownWidth if there is none in ``what``."""
+    """Return the width that a model's configuration contains. Raises UnknownWidth if there is none; ``what`` names the
+    configuration."""
     for place in (config, config.get("text_config")) if isinstance(config, dict) else ():
         if isinstance(place, dict) and (width := _width_in(place)) is not None:
             return width
@@ -74,9 +75,7 @@ def _hub_config(source: Hub) -> Path:
     commit = resolve_commit(source)
     try:
         return Path(hf_hub_download(source.repository, "config.json", revision=commit))
-    except (
-        Exception
-    ) as error:  # the hub's client raises another type for each way in which a network can fail
+    except Exception as error:  # the hub's client has a type of error for each failure of a network
         raise UnknownWidth(
             f"the hub did not give config.json of {source.repository}@{source.revision} ({type(error).__name__}: {error})"
         ) from error

@@ -1,7 +1,8 @@
-"""Draw one token for each row of a batch, by tensor operations alone: Python decides nothing and does not wait for the device.
+"""Draw one token for each row of a batch by tensor operations only: Python makes no decision and does not wait for the
+device.
 
-All tensors that this reads and writes are at fixed addresses (`Slots`, `vantage.models.static_cache`), so that it can be
-captured.
+All tensors that this reads and writes are at fixed addresses (`Slots`, `vantage.models.static_cache`), so that the step
+can be captured.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from vantage.models.partial_responses import log_distribution, tokens_of
 SDPA, GROUPED = "sdpa", "one_token_sdpa"
 """transformers' names of attention: its own, and `grouped_attention`."""
 UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
-"""Options that some layers ask of attention, and that `grouped_attention` lacks."""
+"""Options of attention that some layers use and `grouped_attention` lacks."""
 NO_TOKEN = -1
 """Value in `Slots.spoken` for a row that had ended."""
 
@@ -42,13 +43,13 @@ class Slots:
     lengths: Tensor
     """(b,)."""
     spoken: Tensor
-    """(b,): the token of each row that had not ended before this token, else `NO_TOKEN`."""
+    """(b,): the newest token of each row that had not ended before it, else `NO_TOKEN`."""
     drawn: Tensor
     """(1,): number of tokens drawn for each row so far."""
     column: Tensor
     """(1,): the column of the cache that the next token is written to."""
     uniform: Tensor
-    """(b, most) in [0, 1), which draw the tokens; (b, 0): the likeliest tokens are taken."""
+    """(b, most): numbers in [0, 1) that draw the tokens; (b, 0): the likeliest tokens are taken."""
     ids: Tensor
     """(b, most)."""
     logprobs: Tensor
@@ -115,8 +116,8 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Return attention of one token (B, heads, 1, D) over all columns that the mask (B, 1, 1, L) shows.
 
-    Query heads that share keys are laid side by side as if they were tokens, so no key is copied for them. (transformers copies
-    each key where there is a mask.)
+    Query heads that share keys are treated as several tokens, so that no key is copied. (transformers copies each key
+    if there is a mask.)
     """
     asked = sorted(name for name in UNKNOWN if options.get(name) is not None)
     if asked or attention_mask is None or query.shape[2] != 1:
@@ -136,7 +137,7 @@ AttentionInterface.register(GROUPED, grouped_attention)
 
 @contextmanager
 def one_token_attention(configs: Sequence[PreTrainedConfig]) -> Iterator[None]:
-    """Have layers that read these configurations attend by `grouped_attention` inside the block, and otherwise by `SDPA`."""
+    """Let layers with these configurations use `grouped_attention` inside the block, and `SDPA` after it."""
     try:
         for config in configs:
             config._attn_implementation = GROUPED
@@ -147,7 +148,7 @@ def one_token_attention(configs: Sequence[PreTrainedConfig]) -> Iterator[None]:
 
 
 def attention_of(configs: Sequence[PreTrainedConfig]) -> str:
-    """Return transformers' name of the attention of layers that read these configurations; several, if they differ."""
+    """Return transformers' name of the attention in layers with these configurations; several names if they differ."""
     return ", ".join(sorted({str(config._attn_implementation) for config in configs}))
 
 
@@ -158,15 +159,15 @@ def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
 
 
 class CastWeights:
-    """A model whose matrices are cast once to the type in which autocast multiplies. They are cast again at each pass, and when
-    another thread leaves autocast.
+    """A model whose matrices are cast once to autocast's type. Under autocast itself, they are cast again at each pass,
+    and when another thread leaves autocast.
 
-    Autocast keeps its casts in a cache that all threads share and empty. A captured step would go on reading memory where
-    such a copy had been.
+    Autocast keeps its casts in a cache that all threads share, and that each may clear. A captured step would go on
+    reading the memory of such a cast.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Cast the weights as they are now."""
+        """Cast the present weights."""
         self._model = model
         device = model.device.type
         self._dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -21,7 +21,7 @@ class OutputHead:
 
 @dataclass(frozen=True, eq=False)
 class LanguageHead:
-    """The output head of the policy whose trunk a reward model took."""
+    """The output head of the policy from which a reward model has its trunk."""
 
     frozen: OutputHead
     """The head's weights when the model was loaded."""
@@ -38,7 +38,7 @@ class LanguageHead:
 
 
 def output_head(model: PreTrainedModel) -> OutputHead:
-    """Return the head of a causal language model, soft-capping (Gemma) and scaling (Granite, Cohere) included.
+    """Return the head of a causal language model, including soft-capping (Gemma) and scaling (Granite, Cohere).
 
     Raises:
         ValueError: the model has no linear head over its vocabulary.
@@ -66,19 +66,19 @@ def _scale(config: object) -> float:
 
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model below its output head."""
-    body: PreTrainedModel = model.base_model  # type: ignore[assignment]  # which transformers gives as any Module
+    body: PreTrainedModel = model.base_model  # type: ignore[assignment]  # transformers types it as any Module
     return body
 
 
 @torch.no_grad()
 def check_output_head(model: PreTrainedModel) -> None:
-    """Compare the head as `output_head` describes it with the model's own logits, on four tokens.
+    """Compare logits from `output_head` with the model's own logits, on four tokens.
 
-    Architectures transform logits in different ways. One that this module does not know is found here, when the model is
-    loaded, and not as a policy ratio that is wrong from the first step.
+    Architectures transform logits in different ways. This finds one that this module does not know when the model is
+    loaded, not as a policy ratio that is wrong from the first step.
 
     Raises:
-        ValueError: they differ, or a layer keeps no key-value cache to sample with.
+        ValueError: the logits differ, or a layer keeps no key-value cache for sampling.
     """
     head = output_head(model)
     input_ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
@@ -88,7 +88,7 @@ def check_output_head(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{type(model).__name__} keeps no key-value cache, which sampling needs; use a transformer"
         )
-    # transformers keeps a state for linear attention and convolutions, from which no row can be taken out
+    # transformers keeps a state for linear attention and convolutions, from which no row can be removed
     kept = [hasattr(layer, "batch_select_indices") for layer in getattr(cache, "layers", ())]
     if not all(kept):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Several sequences side by side in one row of a pass, each attending to itself alone."""
+"""Pack several sequences into one row of a pass, so that each attends only to itself."""
 
 import inspect
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from vantage.models.sequences import Packing, Sequences
 def first_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
     """Return which sequences share a row of ``capacity`` tokens: the longest first, each into the first row that has room.
 
-    Of equal lengths the earlier comes first, so equal lengths give equal rows. At most 11/9 of the fewest rows possible,
-    and one (Johnson 1973; Dósa 2007).
+    Of equal lengths the earlier comes first, so equal lengths give equal rows. There are at most 11/9 of the fewest
+    possible rows, plus one (Johnson 1973; Dósa 2007).
 
     Raises:
         ValueError: a sequence is longer than a row.
@@ -36,12 +36,12 @@ def first_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[
 
 
 def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
-    """Return the sequences, to be computed side by side in the rows of ``rows``: for each row, its sequences in order.
+    """Return the sequences, packed into the rows of ``rows``: for each row, its sequences in order.
 
     Positions restart at every sequence, and at every token of the padding after the last one. From restarting positions,
     without a mask, the models of transformers make masks in which each token attends to its own sequence up to itself, in
     every layer and within its window (`transformers.masking_utils.find_packed_sequence_indices`). `boundaries_hold`
-    checks that they do.
+    checks this.
     """
     totals = sequences.known.totals
     width = max(sum(totals[place] for place in row) for row in rows)
@@ -62,20 +62,21 @@ def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
 
 
 def takes_positions(trunk: nn.Module) -> bool:
-    """Return whether a model receives the position of each token; ALiBi (BLOOM) counts by itself."""
+    """Return whether a model takes the position of each token as input; one with ALiBi (BLOOM) counts by itself."""
     return "position_ids" in inspect.signature(trunk.forward).parameters
 
 
 def boundaries_hold(*, alone: Tensor, packed: Tensor, joined: Tensor) -> bool:
-    """Return whether a sequence behind another in its row is read as if it were alone there.
+    """Return whether a sequence after another one in its row has the same results as alone.
 
     Args:
-        alone: log-probabilities of its tokens by itself.
-        packed: the same behind another sequence.
-        joined: the same where both are one sequence, which is what a boundary has to prevent.
+        alone: log-probabilities of its tokens if it is alone.
+        packed: the same after another sequence.
+        joined: the same if both are one sequence, which a boundary must prevent.
     """
     return bool((packed - alone).abs().max() <= _SMALL * (joined - alone).abs().max())
 
 
 _SMALL = 0.01
-"""Rounding in float32 is a thousandth of this, or less, of what another text before changes."""
+"""Largest share of the change by another text before, that still counts as rounding; in float32 rounding is a
+thousandth of it or less."""

@@ -1,8 +1,8 @@
-"""Find out from a tokenizer's files alone whether its padding token only fills the ends of rows.
+"""Find from a tokenizer's files whether its padding token only fills the ends of rows.
 
 transformers builds a model's embeddings with ``padding_idx=config.pad_token_id``, and torch gives that row no gradient.
-That is right for a token of padding alone. Where the padding token is EOS, closes a turn, or is a word, the row would stay
-as it is while everything else learns.
+That is right for a token that is only padding. If the padding token is EOS, closes a turn, or is a word, its row would
+stay unchanged while all others learn.
 """
 
 from pathlib import Path
@@ -14,7 +14,8 @@ from vantage.models.tokenizer_digest import SPECIAL_ROLES, added_tokens, chat_te
 
 
 def train_every_row(model: nn.Module, folder: Path) -> None:
-    """Let the embeddings of a model from this folder learn every row but that of a token of padding alone; in place."""
+    """Let the embeddings of a model from this folder learn every row except that of a token that is only padding; in
+    place."""
     alone = token_of_padding_alone(folder)
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.padding_idx != alone:
@@ -22,7 +23,7 @@ def train_every_row(model: nn.Module, folder: Path) -> None:
 
 
 def token_of_padding_alone(folder: Path) -> int | None:
-    """Return the id of the tokenizer's padding token if text never holds it; None: there is no such token.
+    """Return the id of the tokenizer's padding token if it never occurs in text; None: there is no such token.
 
     It is a special token, has no other role (EOS, unknown token …), and its text is not in the chat template.
     """

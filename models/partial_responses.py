@@ -41,10 +41,10 @@ class Endings:
 
 @dataclass(eq=False)
 class PartialResponses:
-    """B responses as far as they are drawn; b of them are still computed."""
+    """B partial responses; b of them are still computed."""
 
     uniform: Tensor | None
-    """(B, most) in [0, 1), which draw the tokens; None: the likeliest tokens are taken."""
+    """(B, most): numbers in [0, 1) that draw the tokens; None: the likeliest tokens are taken."""
     ids: Tensor
     """(B, most)."""
     logprobs: Tensor
@@ -119,7 +119,7 @@ class PartialResponses:
         self.rows, self.tokens, self.active = self.rows[places], self.tokens[places], self.active[places]
 
     def responses(self) -> list[Response]:
-        """Return what has been drawn, in the order of the prompts."""
+        """Return the drawn responses, in the order of the prompts."""
         columns = (each.tolist() for each in (self.ids, self.ended, self.logprobs, self.lengths))
         return [
             (ids[:length], is_ended, logprobs[:length])

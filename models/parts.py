@@ -1,7 +1,7 @@
 """Compute the sequences of a pass in parts of similar length, and read a prompt that several of them share only once.
 
 A response attends to its prompt's keys and values, which all responses to that prompt share; gradients flow through them
-to the prompt. The results equal those of a row per sequence, except for rounding; docs/decisions/0028.
+to the prompt. The results equal those of one row for each sequence, except for rounding; docs/decisions/0028.
 """
 
 import copy
@@ -22,12 +22,13 @@ from vantage.models.sequences import Sequences
 
 @dataclass(frozen=True)
 class Cuts:
-    """Sequences of a pass by the part in which they are computed; each is given by its place in the pass."""
+    """Sequences of a pass by the part in which they are computed; a sequence is named by its place in the pass."""
 
     parts: Sequence[Sequence[int]]
     """Parts of whole sequences, or of responses alone; each sequence is in one of them."""
     prompts: Sequence[Sequence[int]] = ()
-    """Sequences whose prompts are read before the parts, one for each distinct prompt. Empty: whole sequences are computed."""
+    """Sequences whose prompts are computed before the parts, one for each distinct prompt. Empty: whole sequences are
+    computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +50,9 @@ class Parts:
     parts: list[tuple[PaddedRows, Tensor]]
     """Right-padded responses, or whole sequences; and (b,) the prompt of each, counted over all ``prompts``."""
     prompt_starts: Tensor
-    """(B,): place in that row of the first token of each prompt."""
+    """(B,): place of each prompt's first token in that single row."""
     response_starts: Tensor
-    """(B,): place in that row of the first token of each response, less the length of its prompt."""
+    """(B,): place of each response's first token in that row, minus the length of its prompt."""
     prompt_lengths: Tensor
     """(B,)."""
 
@@ -151,7 +152,7 @@ def _joined(caches: Sequence[Cache]) -> Cache:
 
 
 def _joined_on_the_left(parts: Sequence[Tensor], *, dim: int) -> Tensor:
-    """Return the rows of several tensors, zeros before those that are narrower in that dimension."""
+    """Return the rows of several tensors, with zeros before those that are narrower in that dimension."""
     width = max(part.shape[dim] for part in parts)
     filled = []
     for part in parts:
@@ -162,7 +163,7 @@ def _joined_on_the_left(parts: Sequence[Tensor], *, dim: int) -> Tensor:
 
 
 def _rows_of(cache: Cache, rows: Tensor) -> Cache:
-    """Return the prompts' keys and values, a row for each response; the cache itself stays as it is."""
+    """Return the prompts' keys and values, a row for each response; the cache itself does not change."""
     found = copy.copy(cache)
     found.layers = [copy.copy(layer) for layer in cache.layers]
     found.batch_select_indices(rows)

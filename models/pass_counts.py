@@ -1,6 +1,6 @@
-"""Count what the passes of a thread compute; other programs on the machine do not disturb these counts.
+"""Count the work of a thread's passes; other programs on the machine do not change these counts.
 
-All rows of a pass have one length, so padding after a shorter text is computed and thrown away.
+All rows of a pass have one length, so padding after a shorter text is computed and discarded.
 """
 
 import threading
@@ -18,7 +18,8 @@ class PassCounts:
     positions: int = 0
     """Tokens and padding in these passes."""
     tokens: int | Tensor = 0
-    """Number of tokens among the positions. It stays on the device until it is read, so that counting waits for nothing."""
+    """Number of tokens among the positions. It stays on the device until it is read, so that counting does not wait for
+    the device."""
     logits_rows: int = 0
     """Tokens whose logits were computed, V numbers each."""
     logits_rows_again: int = 0
@@ -26,7 +27,7 @@ class PassCounts:
     prompt_positions: int = 0
     """Tokens and padding of prompts that the sampler computed."""
     prompt_tokens: int = 0
-    """Tokens of the distinct prompts of its batches."""
+    """Tokens of the distinct prompts of the sampler's batches."""
     sampled_rows: int = 0
     """Rows that the sampler computed, token by token, after the prompts."""
     ended_rows: int = 0
@@ -36,7 +37,7 @@ class PassCounts:
     graph_replays: int = 0
     """Tokens for whole batches that captured steps drew."""
     graph_fallbacks: int = 0
-    """Number of times that the plain loop sampled a batch, or the rest of one, although captured steps were to be used."""
+    """Number of times that the plain loop sampled a batch, or the rest of one, although captured steps should have."""
 
 
 class _Counting(threading.local):
@@ -50,7 +51,7 @@ _counting = _Counting()
 
 
 def count_pass(positions: int, tokens: Tensor) -> None:
-    """Count a pass over so many positions, of which so many hold a token."""
+    """Count a pass over this many positions; ``tokens`` of them hold a token."""
     counts = _counting.now
     counts.passes += 1
     counts.positions += positions
@@ -58,7 +59,7 @@ def count_pass(positions: int, tokens: Tensor) -> None:
 
 
 def count_logits(tokens: int, *, again: bool = False) -> None:
-    """Count the logits of so many tokens."""
+    """Count the logits of this many tokens."""
     if again:
         _counting.now.logits_rows_again += tokens
     else:
@@ -93,12 +94,12 @@ def count_fallback() -> None:
 
 
 def taken_counts() -> PassCounts:
-    """Return what this thread counted since the last call."""
+    """Return this thread's counts since the last call."""
     taken, _counting.now = _counting.now, PassCounts()
     return taken
 
 
 def add_counts(others: PassCounts) -> None:
-    """Add the counts of another thread that worked for this one."""
+    """Add the counts of another thread that worked for this thread."""
     for name, value in vars(others).items():
         setattr(_counting.now, name, getattr(_counting.now, name) + value)

@@ -16,11 +16,12 @@ _MONTHS = (
     "December",
 )  # fmt: skip
 _COMPOSED = {"c": "%a %b %e %H:%M:%S %Y", "x": "%m/%d/%y", "X": "%H:%M:%S", "r": "%I:%M:%S %p"}
-"""Texts of directives in the locale C, which other locales write differently."""
+"""Formats of directives in the locale C, which other locales write differently."""
 
 
 def pin_date(tokenizer: PreTrainedTokenizerBase, day: date) -> PreTrainedTokenizerBase:
-    """Let `template_arguments` of this tokenizer pass the date to its chat template; in place. Returns the tokenizer."""
+    """Pin the date that `template_arguments` pass to this tokenizer's chat template, in place; returns the
+    tokenizer."""
     tokenizer.pinned_date = day
     return tokenizer
 

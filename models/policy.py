@@ -1,4 +1,4 @@
-"""A policy as one module: training and rollouts read all of its weights in ``forward``."""
+"""A policy as one module: training and rollouts read all its weights in ``forward``."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from vantage.models.sharding import is_sharded
 class PolicyModel(nn.Module):
     """A causal language model, with a value head on its trunk if one is given.
 
-    Sharding (FSDP2) gathers weights for a module's own forward pass only, so nothing else may touch those of a policy
-    that trains: neither its trunk nor its output head's matrix. What is asked for comes back as a dict of tensors,
-    since the hooks that gather weights for the backward pass look into dicts and not into dataclasses.
+    Sharding (FSDP2) gathers weights only for a module's own forward pass, so no other code may read the weights of a
+    training policy: neither its trunk nor its output head's matrix. Results are returned as a dict of tensors, since
+    the hooks that gather weights for the backward pass look into dicts and not into dataclasses.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, value_head: nn.Linear | None = None) -> None:
@@ -42,9 +42,9 @@ class PolicyModel(nn.Module):
         """Return the requested fields of ``LogProbs``; see ``vantage.models.logprobs.response_logprobs``.
 
         Args:
-            reference: a frozen policy, for the exact KL to it; its weights are read here too, so they stay whole.
-            with_values: what the value head reads, with gradients to head and trunk.
-            with_final_values: at the last token of each response too.
+            reference: a frozen policy, for the exact KL to it; its weights are read here too, so it is not sharded.
+            with_values: whether to return values, with gradients to head and trunk.
+            with_final_values: whether to return values at the last token of each response too.
 
         Raises:
             ValueError: values of a policy without a head, a temperature that is not above 0, or a reference with

@@ -1,4 +1,4 @@
-"""Text to token ids and back: prompts, responses, and where a response ends."""
+"""Convert prompts and responses from text to token ids and back."""
 
 from collections.abc import Sequence
 
@@ -22,17 +22,17 @@ __all__ = ["decode_all", "encode_prompts", "encode_responses", "end_token_id", "
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, chat: bool | None
 ) -> list[list[int]]:
-    """Return ids of prompts, up to where the response begins; without a limit: compare lengths afterwards.
+    """Return ids of prompts, up to the begin of the response. Their length is not limited: compare it afterwards.
 
     With a chat template a prompt is the user's turn and the template's opening of the assistant's turn follows.
-    Without one it is plain text, with BOS where the tokenizer puts it by its own rule. BOS never occurs twice. A prompt
-    of several turns: see `vantage.models.conversations`.
+    Without one it is plain text, with BOS if the tokenizer adds it by its own rule. BOS never occurs twice. For prompts
+    of several turns see `vantage.models.conversations`.
 
     Args:
-        chat: use the chat template; None: where the tokenizer has one.
+        chat: whether to use the chat template; None: if the tokenizer has one.
 
     Raises:
-        ValueError: `chat` is True and there is no template, or a prompt comes out without any token.
+        ValueError: `chat` is True and there is no template, or a prompt has no token.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     talks = [prompt for prompt in prompts if not isinstance(prompt, str)]
@@ -67,8 +67,8 @@ def encode_responses(
 ) -> list[tuple[list[int], bool]]:
     """Return ids of responses as the model would generate them after their prompts, and whether each ended.
 
-    It ends with the token that closes a response (`end_token_id`) unless it is cut off at `max_tokens`. Special
-    tokens that are spelled out in the text stay text.
+    A response ends with the token that closes it (`end_token_id`) unless it is cut off at `max_tokens`. Special tokens
+    that are spelled out in the text stay text.
     """
     end = end_token_id(tokenizer, chat=chat)
     opening = around_words(tokenizer)[0] if uses_chat(tokenizer, chat) else ""
@@ -79,7 +79,7 @@ def encode_responses(
 def decode_all(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
     """Return texts of responses' ids without special tokens; the inverse of `encode_responses` without a chat template.
 
-    A space that begins a response is kept, also by tokenizers that drop a text's first space.
+    A space that begins a response is kept, even by tokenizers that drop a text's first space.
     """
     decode = response_decoder(tokenizer)
     return [decode(ids) for ids in rows]

@@ -2,8 +2,8 @@
 
 The weights are rounded once, when the recipe's model is imported: the folder in the store holds numbers that NF4 can hold,
 in float32, and everything built on it (policy, reference, reward model, merged model) has the same base. Holding
-them in 4 bits is then a matter of memory alone: rounding them again changes nothing, and on a CPU the same bits come out of
-every pass. Without double quantisation, which would round the scales too, the second time by another amount.
+them in 4 bits then changes only memory: rounding them again changes nothing, and on a CPU every pass gives the same
+bits. Double quantisation is not used: it would round the scales too, the second time by another amount.
 """
 
 import copy
@@ -51,9 +51,10 @@ def round_folder(folder: Path, output: Path) -> None:
 
 
 def load_frozen(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a causal language model that is not trained: in 4 bits where its weights were rounded to them, else in `dtype`.
+    """Return a causal language model that is not trained: in 4 bits if its weights were rounded to 4 bits, else in
+    `dtype`.
 
-    Within `vantage.models.sharding.without_weights` it has none.
+    Within `vantage.models.sharding.without_weights` the model has no weights.
 
     Raises:
         ValueError: its weights were rounded, and bitsandbytes is not installed.
@@ -73,8 +74,8 @@ def load_frozen(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _fill(model: PreTrainedModel, folder: Path, *, quantised: set[str], dtype: torch.dtype) -> None:
-    """Give a model without weights those of its folder, one after the other: it is never whole in a wider type, unless
-    the folder's files give a weight another name, as GPT-NeoX's do."""
+    """Fill a model without weights from its folder, one weight after the other: it is never whole in a wider type,
+    unless the folder's files give a weight another name, as those of GPT-NeoX do."""
     whole: dict[str, nn.Parameter] = {}
     called: dict[int, list[str]] = {}  # one weight may have several names, of which the file has one
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -86,14 +87,14 @@ def _fill(model: PreTrainedModel, folder: Path, *, quantised: set[str], dtype: t
             weight = whole[names[0]].detach()
         held = (
             _packed(weight) if quantised & set(names) else nn.Parameter(weight.to(dtype, copy=True))
-        )  # a copy, and no view of the mapped file
+        )  # a copy, not a view of the mapped file
         for name in names:
             place, _, last = name.rpartition(".")
             model.get_submodule(place)._parameters[last] = held
 
 
 def quantised_layers(folder: Path) -> tuple[str, ...]:
-    """Return names of the layers whose weights were rounded; none: it is a plain model."""
+    """Return the names of the layers whose weights were rounded; a plain model has none."""
     path = folder / SIDECAR
     return tuple(json.loads(path.read_text(encoding="utf-8"))["layers"]) if path.is_file() else ()
 
@@ -130,8 +131,8 @@ def _packed(weight: Tensor) -> nn.Parameter:
 def _layer_class() -> type[nn.Linear]:
     """Return the class of bitsandbytes' linear layer, as a plain function of its inputs.
 
-    Its own forward pass changes how weights are laid out on some CPUs, remembers the first type that it was called with, and
-    does not know of autocast.
+    The forward pass of bitsandbytes changes the layout of weights on some CPUs, remembers the type of its first input,
+    and ignores autocast.
     """
     library = _library()
 
@@ -150,7 +151,7 @@ def _layer_class() -> type[nn.Linear]:
 
 
 class _Linear(torch.autograd.Function):
-    """x·Wᵀ + b, both frozen, of which the backward pass keeps W in 4 bits."""
+    """x·Wᵀ + b with frozen W and b; the backward pass keeps W in 4 bits."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor:
@@ -166,10 +167,10 @@ class _Linear(torch.autograd.Function):
 
 
 def _dequantised(packed: Tensor, state: Any) -> Tensor:
-    """Return the weights in float32, in one row and then in their shape.
+    """Return the weights in float32; they are dequantised as one row and then reshaped.
 
-    bitsandbytes 0.50.2 takes another block's scale on processors with AVX-512 where a row's length is no multiple of
-    ``BLOCK``: up to all of a weight's size wrong.
+    bitsandbytes 0.50.2 takes another block's scale on processors with AVX-512 if a row's length is no multiple of
+    ``BLOCK``: a weight may be wrong by its whole size.
     """
     in_one_row = copy.copy(state)
     in_one_row.shape = torch.Size([state.shape.numel()])

@@ -1,4 +1,4 @@
-"""Render responses as the chat template writes them after their prompts: a model must learn the text that is served later.
+"""Render responses as the chat template writes them after their prompts: a model must learn the text of later serving.
 
 The template renders the prompt up to the beginning of the response, and the whole conversation. The rest of the second text
 after the first is the response. It contains reasoning and calls of tools in the template's own form, without the text that
@@ -26,7 +26,7 @@ _SHOWN = 300
 
 
 class UnrenderedRow(ValueError):
-    """A row that the chat template refuses, or renders differently from what is read in generation."""
+    """A row that the chat template refuses, or renders differently from the text in generation."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class Words:
 
     text: str
     is_markup: bool
-    """Whether special tokens in it are encoded as tokens: the template wrote a part of it, or reads such a token in it."""
+    """Whether special tokens in the text are encoded as tokens: the template wrote a part of it, or reads such a token
+    in it."""
     is_closed: bool = False
-    """Whether it contains the token that closes the turn."""
+    """Whether the text contains the token that closes the turn."""
     is_sampled: bool = False
     """True for decoded text of a model, without special tokens and with the white space before them."""
 
@@ -52,8 +53,8 @@ class ResponseRenderer:
     def encode(
         self, prompts: Sequence[Prompt], responses: Sequence[Message]
     ) -> list[list[int] | UnrenderedRow]:
-        """Return the ids of each response after its prompt, with its closing token; for a row that cannot be rendered,
-        the fault."""
+        """Return the ids of each response after its prompt, with its closing token; for a row that cannot be
+        rendered, the problem."""
         found = [self._try(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         known = [each for each in found if isinstance(each, Words)]
         ids = iter(
@@ -67,8 +68,8 @@ class ResponseRenderer:
         """Return the text that the model has to write after ``prompt``.
 
         Raises:
-            UnrenderedRow: the template refuses the conversation, leaves out a part of the response, or does not begin it
-                with the end of the prompt.
+            UnrenderedRow: the template refuses the conversation, omits a part of the response, or renders the prompt in
+                it differently.
         """
         if not self._is_chat:
             if response["extra"] and set(extras_of(response)) & {"tool_calls", "reasoning_content"}:
@@ -129,8 +130,8 @@ class ResponseRenderer:
     def _missing(self, response: Message, begin: str, words: str) -> str | None:
         """Return the first part of a response that is not in the words after ``begin``, apart from white space.
 
-        The parts are the text and the reasoning. If the text as a whole is not there, its parts are each thought without
-        its tags and the answer: the template may write a thought in its own form.
+        The parts are the text and the reasoning. If the whole text is missing, its parts are each thought without its
+        tags, and the answer: the template may write a thought in its own form.
         """
         content = response["content"]
         whole = [] if _is_written(content, begin, words) else self._thoughts_and_answer(content)
@@ -140,7 +141,7 @@ class ResponseRenderer:
     def _thoughts_and_answer(self, content: str) -> list[str]:
         """Return the pieces of a text around the tags of thoughts.
 
-        Only tags that the template names are tags of thoughts. Others are the text's own, as in HTML.
+        Only tags that the template names are tags of thoughts. Others belong to the text, as in HTML.
         """
         template = str(self._tokenizer.chat_template or "")
         tags = [tag for tag in dict.fromkeys(_END_OF_THINKING.findall(content)) if tag in template]
@@ -155,7 +156,7 @@ class ResponseRenderer:
             try:
                 text = render_turns(self._tokenizer, prompt, other)
             except jinja2.TemplateError:
-                continue  # the template refuses this value, so it reads the part
+                continue  # the template refuses the altered value, so it reads the part
             if text == whole:
                 return part
         return None
@@ -192,8 +193,8 @@ class ResponseRenderer:
             raise UnrenderedRow(f"the model's chat template refuses it: {error}") from error
 
     def _opened(self, prompt: Prompt, begin: str) -> str:
-        """Return the beginning of the response that the prompt has opened, such as ``<think>``, apart from the beginning
-        of each turn."""
+        """Return the beginning of the response that the prompt has opened, such as ``<think>``, without the common
+        beginning of turns."""
         words = Message(role="assistant", content="words", extra=None)
         before, found, _ = self._rendered(prompt, words).rpartition("words")
         return begin.removeprefix(before) if found and begin.startswith(before) else ""
@@ -212,13 +213,14 @@ class ResponseRenderer:
 
     @cached_property
     def _closes_turns(self) -> bool:
-        """Whether the template closes the assistant's turns with a token; else EOS is put after them."""
+        """Whether the template closes the assistant's turns with a token; else EOS is appended."""
         ids = tokenise(self._tokenizer, [self._around[1]], add_special_tokens=False)[0]
         return end_token_id(self._tokenizer, chat=self._chat) in ids
 
     @cached_property
     def _closing_ids(self) -> list[int]:
-        """The ids after the assistant's words, up to the token that closes the turn; some templates write others before it."""
+        """The ids after the assistant's words, up to the token that closes the turn; some templates write other tokens
+        before it."""
         end = end_token_id(self._tokenizer, chat=self._chat)
         if not self._is_chat or not self._closes_turns:
             return [end]
@@ -231,10 +233,10 @@ class ResponseRenderer:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> tuple[str, ...]:
-    """Return the special tokens that mark the ends of texts and turns; a text that contains one was rendered before.
+    """Return the special tokens that mark the ends of texts and turns; a text with one of them was rendered before.
 
-    BOS, EOS, and where a chat template is used, the special tokens that it writes around turns. Other special tokens
-    (such as those for code) may be a text's own, and stay text.
+    These are BOS, EOS, and with a chat template the special tokens that it writes around turns. Other special tokens
+    (such as those for code) may belong to a text, and stay text.
     """
     named = [tokenizer.bos_token, tokenizer.eos_token]
     if uses_chat(tokenizer, chat):
@@ -245,8 +247,8 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> 
 
 
 def tokens_in_words(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Return the special tokens that are tokens in the assistant's words: the chat template names them, and does not write
-    them around turns. An example are `[THINK]` and `[/THINK]`."""
+    """Return the special tokens that are encoded as tokens in the assistant's words: the chat template names them, but
+    does not write them around turns. Examples are `[THINK]` and `[/THINK]`."""
     template = str(tokenizer.chat_template or "")
     around = set(control_tokens(tokenizer, chat=True)) if template else set()
     return tuple(token for token in special_tokens(tokenizer) if token in template and token not in around)
@@ -285,7 +287,8 @@ def _is_written(part: str, begin: str, words: str) -> bool:
 
 
 def _goes_on(opened: str, content: str) -> bool:
-    """Return whether a response continues what its prompt has opened: it closes the tag, and does not open it before."""
+    """Return whether a response continues the tag that its prompt has opened: it closes the tag, and does not open it
+    before."""
     tag = _BEGIN_OF_THINKING.fullmatch(opened)
     if tag is None:
         return False
@@ -300,7 +303,8 @@ def _squeezed(text: str) -> str:
 
 
 def _differs(reason: str, read: str, whole: str) -> UnrenderedRow:
-    """Return the fault, with the text that would be read and the text that the template writes, from where they differ."""
+    """Return the problem, with the text in generation and the text that the template writes, from their first
+    difference."""
     at = next((i for i, (one, other) in enumerate(zip(read, whole, strict=False)) if one != other), 0)
     start = max(0, at - 40)
     return UnrenderedRow(

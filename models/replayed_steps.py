@@ -1,8 +1,8 @@
-"""Sampling on a GPU by steps that are captured once and replayed, token after token; docs/decisions/0037.
+"""Sample on a GPU by steps that are captured once and replayed for each token; docs/decisions/0037.
 
-A step is captured for few numbers of rows and few lengths of the cache. The first token of each capture is computed by the
-plain loop too, for some rows: where the two differ by more than rounding, or something cannot be captured, the plain loop
-goes on from there, and a line in the log contains the reason.
+A step is captured for few numbers of rows and few lengths of the cache. The plain loop also computes the first token of
+each capture, for some rows: if the two differ by more than rounding, or a step cannot be captured, the plain loop goes
+on from there, and the log has the reason.
 """
 
 import logging
@@ -47,11 +47,12 @@ def replayed_steps(
     pad_token_id: int,
     is_beside_another: bool,
 ) -> "ReplayedSteps | None":
-    """Return replayed steps for all batches of one call of `sample`, whose weights stay as they are; None where the plain loop has to do.
+    """Return replayed steps for all batches of one call of `sample`, during which the weights do not change; None: the
+    plain loop is needed.
 
     Args:
-        most: tokens of a response.
-        is_beside_another: another thread uses the device meanwhile.
+        most: most tokens of a response.
+        is_beside_another: whether another thread uses the device meanwhile.
     """
     capture = CAPTURES.get(model.device.type)
     if capture is None or os.environ.get(SWITCH) == "0" or most < FEWEST_TOKENS:
@@ -65,7 +66,7 @@ def replayed_steps(
 
 
 def _unfit(model: PreTrainedModel, *, is_beside_another: bool) -> str | None:
-    """Return the reason why this model's steps are not captured, as far as it is known before one is tried."""
+    """Return the reason why this model's steps are not captured, if it is known before a first try."""
     name = type(model).__name__
     if is_beside_another:
         return "another thread uses the GPU meanwhile (rollout.ahead), and a capture would disturb it"
@@ -89,7 +90,7 @@ def _tell(reason: str) -> None:
 
 
 class ReplayedSteps:
-    """Draws the tokens of batches, after their first ones, by captured steps."""
+    """Draws all but the first tokens of batches by captured steps."""
 
     def __init__(self, steps: CapturedSteps, model_name: str) -> None:
         self._steps, self._model_name = steps, model_name
@@ -101,7 +102,7 @@ class ReplayedSteps:
         return self._steps.forward
 
     def close(self) -> None:
-        """Give back the memory of the device."""
+        """Free the memory on the device."""
         self._steps.close()
 
     def go_on(
@@ -114,12 +115,12 @@ class ReplayedSteps:
     ) -> bool:
         """Draw the rest of a batch that has its first tokens; returns whether any were drawn.
 
-        Then ``batch.is_done`` shows whether all were; where they were not, ``prompts`` has become the cache of the
+        Then ``batch.is_done`` shows whether all tokens were drawn; if not, ``prompts`` has become the cache of the
         batch's rows.
 
         Args:
             prompts: the cache of distinct prompts.
-            prompt_of: (b,): which of them each row has.
+            prompt_of: (b,): number of each row's prompt among them.
         """
         if self._gave_up:
             count_fallback()
@@ -133,7 +134,7 @@ class ReplayedSteps:
             run.draw_all(on_token)
         except Unusable as error:
             reason = str(error)
-        if reason is not None:  # after the block, where the error no longer keeps tensors alive
+        if reason is not None:  # after the block, since the error kept tensors alive
             has_drawn = run.hand_back(prompts)
             self._give_up(reason)
             return has_drawn
@@ -155,7 +156,7 @@ class _Run:
         self._spoken = LateReads(late=steps.late)
         self._unfinished = Unfinished(len(batch.rows), late=steps.late)
         self._unread = 0
-        """Tokens whose stop strings have not been looked for."""
+        """Number of tokens that have not been searched for stop strings."""
         self._stopped: set[int] = set()
         """Responses that a stop string ended."""
         self._rows = list(range(len(batch.rows)))
@@ -191,7 +192,7 @@ class _Run:
         self._write_back()
 
     def hand_back(self, prompts: Cache) -> bool:
-        """Leave the batch, and in ``prompts`` its cache, to the plain loop; False: it has both as they were."""
+        """Leave the batch to the plain loop, with its cache in ``prompts``; returns False if both are unchanged."""
         self._steps.drop_steps()
         if self._is_begun:
             self._read_all()
@@ -243,12 +244,13 @@ class _Run:
             getattr(batch, name)[batch.rows] = getattr(self._slots, name)
 
     def _next_width(self) -> int:
-        """Return the next smaller number of rows that are computed at once, or -1."""
+        """Return the next smaller number of rows that can be computed at once; -1: there is none."""
         rows = len(self._batch.rows)
         return next((width for width in self._widths if width < rows), -1)
 
     def _let_rows_leave(self) -> int:
-        """Keep the rows that have not ended, and as many others as make up one of the few numbers; returns how many are active."""
+        """Keep the unfinished rows, and so many others that one of the few numbers of rows results; returns how many
+        are active."""
         self._read_all()
         batch, is_active = self._batch, self._slots.active.tolist()
         kept = [place for place, each in enumerate(is_active) if each]
@@ -268,7 +270,8 @@ class _Run:
         return len(kept)
 
     def _look_for_strings(self) -> None:
-        """Read the newest tokens, or those of an earlier step, and end the rows whose stop string they complete."""
+        """Read the newest tokens, or those of an earlier step, and end the rows in which they complete a stop
+        string."""
         if self._endings.has_strings:
             self._unread += 1
             self._end_by(self._spoken.after(self._slots.spoken))
@@ -278,7 +281,8 @@ class _Run:
             self._end_by(self._spoken.next())
 
     def _end_by(self, spoken: Tensor | None) -> None:
-        """End the rows whose stop string is completed by these tokens (b,): the oldest of those that were drawn and not looked at yet."""
+        """End the rows in which these tokens (b,) complete a stop string; they are the oldest tokens that were not
+        searched yet."""
         if spoken is None:
             return
         drawn, rows = self._batch.drawn - self._unread + 1, self._rows
@@ -296,7 +300,7 @@ class _Run:
 
 
 def _widths(rows: int) -> list[int]:
-    """Return the numbers of rows that are computed at once, the largest first; each is half of the one before."""
+    """Return the numbers of rows that can be computed at once, the largest first; each is half of the one before."""
     found = [rows]
     while found[-1] > FEWEST_ROWS:
         found.append(-(-found[-1] // 2))

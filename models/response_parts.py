@@ -1,4 +1,4 @@
-"""Alter one part of a response at a time: a template that writes the same text for both does not write that part."""
+"""Alter one part of a response at a time: a template that writes the same text as before does not write that part."""
 
 import json
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ _OTHER = "Q0other"  # no row's text contains it
 def altered(response: Message) -> Iterator[tuple[str, Message]]:
     """Yield the name of each part of a response, and the response with another value there.
 
-    The parts are the text, the reasoning, and of each call of a tool the name and every argument. Of two calls of one
-    tool, each is altered alone, so a template that writes the first call only is found out.
+    The parts are the text, the reasoning, and the name and every argument of each call of a tool. Of two calls of one
+    tool, each is altered alone, to find a template that writes only the first call.
     """
     extras = extras_of(response)
     if response["content"].strip():

@@ -23,7 +23,7 @@ def import_reward_model(
 
     Args:
         planned: expected `source_digest`; None: any.
-        scratch: where files are copied to before they are read; None: the system's temporary folder.
+        scratch: folder to which files are copied before they are read; None: the system's temporary folder.
 
     Raises:
         ValueError: the source is no folder and no model of the hub, or the hub cannot be reached.
@@ -36,7 +36,7 @@ def import_reward_model(
             f"model.source={source!r} is no reward model; name the folder of a sequence classifier with one label"
         )
     if isinstance(original, LocalPath):
-        check_folder(original.path)  # check all files there, also those that are not copied
+        check_folder(original.path)  # check all files there, even those that are not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="source-") as temporary:
         folder = Path(temporary)
         parsed = copy_source(source, folder, planned=planned)
@@ -55,7 +55,8 @@ def import_reward_model(
 
 
 def copy_reward_model(folder: Path, output: Path) -> None:
-    """Copy a reward model that Vantage has published or another run has made, byte for byte, so that its artifact has the same files.
+    """Copy a reward model that Vantage has published or another run has made, byte for byte, so that its artifacts have
+    equal files.
 
     Raises:
         UnsafeModel: see `vantage.models.folders.check_folder`.
@@ -87,7 +88,7 @@ def _refuse_other_heads(folder: Path, source: str) -> None:
 
 @torch.no_grad()
 def _try_out(model: ScalarModel, source: str) -> None:
-    """Score two tokens; a nonsensical configuration or weights fail this."""
+    """Score two tokens; this fails for nonsensical configurations or weights."""
     with refusing(Path(source), "makes a reward model that cannot be run"):
         found = scores(model, collate([[0]], [[0]], pad_token_id=0))
     if not torch.isfinite(found).all():

@@ -1,4 +1,4 @@
-"""Lengths of a batch's rows as Python numbers, so that nothing waits for a GPU to finish its queued work."""
+"""Keep the lengths of a batch's rows as Python numbers, so that code need not wait for a GPU's queued work."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Lengths of B sequences, in their order; the tensors of `Sequences` have the same numbers."""
+    """Lengths of B sequences, in order; the tensors of `Sequences` have the same numbers."""
 
     prompts: list[int]
     """Tokens of each prompt."""
     responses: list[int]
     """Tokens of each response."""
     prompt_numbers: list[int] | None = None
-    """Numbers that are equal exactly where the prompts are equal; None: not known."""
+    """Numbers that are equal exactly if the prompts are equal; None: unknown."""
 
     @property
     def totals(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Sample responses: left-padded batches with a key-value cache, whose rows leave the batch as they end."""
+"""Sample responses in left-padded batches with a key-value cache; rows leave the batch when they end."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -41,16 +41,17 @@ class Samples:
 
 @dataclass(frozen=True)
 class InStep:
-    """Settings for ranks that sample from a sharded model: every rank makes as many passes, whatever it has to sample."""
+    """Settings for ranks that sample from a sharded model: every rank makes the same number of passes, whatever it
+    samples."""
 
     forward: Callable[..., Any]
     """The model, through a method that gathers the weights."""
     num_batches: int
-    """Number of batches of the rank that has most."""
+    """Number of batches of the rank with the most batches."""
     all_ended: Callable[[bool], bool]
-    """Function from whether this rank's responses have ended to whether those of all ranks have."""
+    """Function from whether this rank's responses have ended to whether those of all ranks have ended."""
     reserved: int = 0
-    """Bytes of this rank's memory that other things will take, and have not yet."""
+    """Bytes of this rank's memory that other parts will allocate later."""
 
 
 def sample(
@@ -77,11 +78,11 @@ def sample(
     state, the limits and the other rows do not change them. Repeat a prompt for several samples.
 
     Args:
-        greedy: take the likeliest token instead.
+        greedy: whether to take the likeliest token instead.
         stop_strings: a response also ends with the token that completes one of these.
         limits: bounds of one batch, see `batches`.
-        rows: which of the prompts; their responses are the same whatever else is sampled here.
-        in_step: settings for a sharded model, all of whose ranks make every pass together; None: a whole model.
+        rows: places of the prompts to sample; their responses do not depend on the other prompts in the call.
+        in_step: settings for a sharded model, whose ranks make every pass together; None: a whole model.
         is_beside_another: whether another thread uses the device meanwhile.
         on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
         on_batch: called when a batch has ended and another follows, with places in `prompts` and their responses' ids.
@@ -107,7 +108,8 @@ def sample(
         _gathered_once(model, drawing, [[len(prompts[i]) for i in batch] for batch in of_batches]),
     ):
         for number in range(len(of_batches) if in_step is None else in_step.num_batches):
-            # A rank without prompts left samples the first one to keep step with the others; the response is dropped
+            # A rank without further prompts samples the first one again, to make as many passes; the response is
+            # dropped
             batch = of_batches[number] if number < len(of_batches) else [0]
             sampled = _sample_batch(
                 model,
@@ -152,7 +154,7 @@ def _without_dropout(model: PreTrainedModel) -> Iterator[None]:
 def _replayed(
     model: PreTrainedModel, drawing: _Drawing, *, is_beside_another: bool
 ) -> Iterator[ReplayedSteps | None]:
-    """Yield the object that captures the model's steps as graphs and replays them; None if that is not possible here."""
+    """Yield the object that captures the model's steps as graphs and replays them; None if that is not possible."""
     replayed = None
     if drawing.in_step is None:
         replayed = replayed_steps(
@@ -269,7 +271,7 @@ def _go_on(
     endings: Endings,
     on_token: Callable[[int, int], None],
 ) -> None:
-    """Draw token after token until all responses have ended, or have their most tokens."""
+    """Draw token after token until all responses have ended or reached their limit."""
     device, count, in_step = model.device, len(batch.ids), drawing.in_step
     starts = on_device([batch.width - length for length in batch.prompt_lengths], device)
     columns = torch.arange(batch.width + batch.drawn - 1, device=device)
@@ -307,7 +309,7 @@ def _go_on(
 
 
 def _positions(is_told: bool, attention_mask: Tensor, width: int) -> dict[str, Tensor]:
-    """Return the positions of the last ``width`` tokens, for a model that takes positions; not for ALiBi, which needs none."""
+    """Return the positions of the last ``width`` tokens as an argument; empty for a model without positions (ALiBi)."""
     return {"position_ids": (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -width:]} if is_told else {}
 
 

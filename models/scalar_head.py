@@ -14,7 +14,7 @@ about 1, so its weights have this over √H."""
 def read_scalars(hidden: Tensor, head: nn.Linear) -> Tensor:
     """Return scalars (...) that `head` reads from hidden states (..., H), in the head's type, which is float32.
 
-    Of a head with several outputs, the mean.
+    For a head with several outputs, return their mean.
     """
     outputs = read_outputs(hidden, head)
     return outputs[..., 0] if outputs.shape[-1] == 1 else outputs.mean(dim=-1)
@@ -29,7 +29,7 @@ def read_outputs(hidden: Tensor, head: nn.Linear) -> Tensor:
 
 
 def fresh_head(backbone: PreTrainedModel, *, seed: int, bias: bool) -> nn.Linear:
-    """Return a head whose weights are drawn from N(0, INITIAL_SCALAR_STD²/H), with a bias of 0 where it has one."""
+    """Return a head with weights drawn from N(0, INITIAL_SCALAR_STD²/H), and with a bias of 0 if ``bias``."""
     head = _empty_head(_hidden_size(backbone), 1, bias=bias)
     with torch.no_grad():
         head.weight.copy_(_draw(head, seed))
@@ -39,10 +39,10 @@ def fresh_head(backbone: PreTrainedModel, *, seed: int, bias: bool) -> nn.Linear
 
 
 def critic_head_from(head: nn.Linear, form: CriticHead, *, seed: int) -> nn.Linear:
-    """Return a head of the form, whose mean output is what `head` (one output, with a bias) reads.
+    """Return a head of the form whose mean output equals that of `head` (one output, with a bias).
 
-    Quantiles all begin as copies: the loss drives them apart. The values of an ensemble begin apart, by draws as for a fresh
-    head, less their mean.
+    Quantiles all begin as copies, since the loss drives them apart. The values of an ensemble begin apart, by the
+    weights of a fresh head minus their mean.
     """
     if form.is_scalar:
         return head
@@ -50,7 +50,7 @@ def critic_head_from(head: nn.Linear, form: CriticHead, *, seed: int) -> nn.Line
     with torch.no_grad():
         weight = head.weight.detach().float().expand(form.outputs, -1)
         if form.ensemble is not None:
-            draws = _draw(several, seed ^ 1)  # without this its first row would be the draw of a fresh head
+            draws = _draw(several, seed ^ 1)  # otherwise its first row would equal a fresh head
             weight = weight + draws - draws.mean(dim=0)
         several.weight.copy_(weight)
         several.bias.copy_(head.bias.detach().float().expand(form.outputs))

@@ -15,7 +15,7 @@ _FORMS = ("quantiles", "ensemble")
 
 
 class HeadDiffers(ValueError):
-    """A critic has another form of head than the recipe asks for."""
+    """The form of a critic's head differs from the recipe."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Sidecar:
 
 
 def write_sidecar(folder: Path, *, role: Role, score_shift: float, head: CriticHead = ONE_VALUE) -> None:
-    """Write the file; a head with one value leaves no entry."""
+    """Write the file; a head with one value has no entry."""
     form = {name: getattr(head, name) for name in _FORMS if getattr(head, name) is not None}
     text = json.dumps({"role": role, "score_shift": score_shift, **form}, indent=2)
     (folder / SIDECAR).write_text(text + "\n", encoding="utf-8")
 
 
 def read_sidecar(folder: Path) -> Sidecar:
-    """Return what the file in the folder contains.
+    """Return the content of the file in the folder.
 
     Raises:
         UnsafeModel: there is no such file, or it cannot be read.
@@ -55,7 +55,7 @@ def read_sidecar(folder: Path) -> Sidecar:
 
 
 def refuse_other_head(folder: Path, wanted: CriticHead) -> None:
-    """Raise HeadDiffers if the value model in the folder has another form of head than the recipe asks for."""
+    """Raise HeadDiffers if the head of the folder's value model has another form than the recipe asks for."""
     found = read_sidecar(folder).head
     if found.form != wanted.form:
         raise HeadDiffers(

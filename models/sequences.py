@@ -1,4 +1,4 @@
-"""Prompts with their responses as one right-padded batch."""
+"""Batches of prompts with their responses, padded on the right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,12 +53,12 @@ class Sequences:
     response_ids: Tensor
     """(B, T): response, padding."""
     response_mask: Tensor
-    """(B, T), True on response tokens, the end-of-sequence token included."""
+    """(B, T), True on response tokens, including the end-of-sequence token."""
     prompt_lengths: Tensor
     """(B,), at least 1."""
     loss_mask: Tensor | None = None
-    """(B, T), True on the response tokens that are learnt; None: all of them. In the rest of a conversation, the turns of
-    others are not learnt."""
+    """(B, T), True on the response tokens that are learnt; None: all of them. If a response is the rest of a
+    conversation, the turns of others are not learnt."""
     layout: Layout | None = None
     """Layout of a pass over the sequences; None: one row each. The model's results are the same in every layout."""
     given_lengths: RowLengths | None = None
@@ -141,8 +141,8 @@ class Sequences:
         return first_places(map(tuple, self.prompt_rows()) if numbers is None else numbers)
 
     def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":
-        """Return the sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need; one
-        row each."""
+        """Return the sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need, with
+        one row each."""
         if isinstance(indices, slice):
             indices = range(len(self))[indices]
         numbers: Sequence[int] = indices.tolist() if isinstance(indices, Tensor) else list(indices)
@@ -160,7 +160,7 @@ class Sequences:
         )
 
     def to(self, device: torch.device | str) -> "Sequences":
-        """Return the same sequences on another device, one row each."""
+        """Return the same sequences on another device, with one row each."""
         return Sequences(
             input_ids=on_device(self.input_ids, device),
             attention_mask=on_device(self.attention_mask, device),
@@ -185,8 +185,8 @@ def collate(
         learnt: for each response, begin and end of the ranges of tokens that are learnt; None: all tokens.
 
     Raises:
-        ValueError: there is nothing to collate, the numbers differ, or a prompt is empty (nothing would choose the first
-        token).
+        ValueError: there is nothing to collate, the numbers of prompts and responses differ, or a prompt is empty (no
+            logits would choose the first token).
     """
     if len(prompts) != len(responses) or not prompts:
         raise ValueError(

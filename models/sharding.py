@@ -1,6 +1,6 @@
-"""Networks of which each rank holds, reads and saves a part of every weight (FSDP2).
+"""Shard networks: each rank holds, reads and saves a part of every weight (FSDP2).
 
-Weights are cut by rows, as ``torch.chunk`` cuts them. A network is built without weights (`without_weights`), sharded,
+Weights are split by rows, as by ``torch.chunk``. A network is built without weights (`without_weights`), sharded,
 and then each rank reads its own rows from the safetensors: no process ever holds the whole network.
 """
 
@@ -26,7 +26,8 @@ _deferred: ContextVar[bool] = ContextVar("_deferred", default=False)
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Let `vantage.models.folders.load_weights` build networks whose parameters have no storage inside the block; buffers have."""
+    """Let `vantage.models.folders.load_weights` build networks with parameters without storage inside the block;
+    buffers have storage."""
     token = _deferred.set(True)
     try:
         yield
@@ -70,14 +71,14 @@ def shard(
     methods: tuple[str, ...] = (),
     gathered: torch.dtype | None = None,
 ) -> None:
-    """Shard a network over all ranks: each layer by itself, and the rest as one part; gradients are added.
+    """Shard a network over all ranks: each layer separately, and the rest as one part; gradients are summed over ranks.
 
     With ``gathered``, all passes compute in this type under autocast, and float32 weights of the language model are rounded to it
     before they are sent. The stream between the layers stays float32, as autocast alone would keep it, and so do the scalar heads.
 
     Args:
-        methods: names of methods that read weights, beside ``forward``.
-        gathered: type in which weights are gathered; gradients are added in float32. None: each weight's own type.
+        methods: names of methods that read weights, besides ``forward``.
+        gathered: type in which weights are gathered; gradients are summed in float32. None: each weight's own type.
     """
     from torch.distributed.fsdp import (  # importing it takes half a second
         FSDPModule,
@@ -115,7 +116,7 @@ def shard(
 def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Change the type of frozen weights that have no storage yet; those of adapters stay.
 
-    Use it for weights that are gathered in this type and never saved: results keep their bits, and take less memory.
+    Use this for weights that are gathered in this type and never saved: results keep their bits, with less memory.
     """
     for parameter in model.parameters():
         if parameter.is_meta and not parameter.requires_grad:
@@ -125,7 +126,7 @@ def hold_frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
 def _compute_in(
     module: nn.Module, dtype: torch.dtype, device: torch.device, *, methods: tuple[str, ...]
 ) -> None:
-    """Let these methods of a network compute under autocast, and its embeddings give float32."""
+    """Let these methods of a network compute under autocast, and its embeddings return float32."""
 
     def within(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -151,10 +152,10 @@ def read_own_rows(
 ) -> int:
     """Give the sharded ``model`` within ``module`` this rank's rows of the folder's weights; returns the bytes read.
 
-    Adapters have their weights already; the folder is that of the model beneath.
+    Adapters have their weights already; the folder is that of the base model.
 
     Args:
-        added: function from a layer to a matrix that is added to its weight, as merged adapters add one.
+        added: function from a layer to a matrix to add to its weight, as for merged adapters.
 
     Raises:
         UnsafeModel: the folder has a weight under another name than the model.
@@ -218,7 +219,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def like(sharded: Tensor, part: Tensor) -> Tensor:
-    """Return a tensor that is sharded as ``sharded`` is, from this rank's part; the part itself where that is whole."""
+    """Return a tensor that is sharded as ``sharded`` is, from this rank's part; if ``sharded`` is whole, the part
+    itself."""
     if not isinstance(sharded, DTensor):
         return part
     return DTensor.from_local(
@@ -232,13 +234,13 @@ def like(sharded: Tensor, part: Tensor) -> Tensor:
 
 
 def whole_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's weights, gathered one by one; on the CPU of the first rank, and nothing on the others."""
+    """Return the module's weights on the first rank's CPU, gathered one by one; nothing on the other ranks."""
     found: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, tensor in module.state_dict().items():
         first = names.setdefault(id(parameters.get(name, tensor)), name)
-        if first != name:  # tied weights stay one tensor
+        if first != name:  # tied weights remain one tensor
             if first in found:
                 found[name] = found[first]
             continue

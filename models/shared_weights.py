@@ -1,8 +1,8 @@
-"""Share the weights of frozen models: a folder that is loaded twice is in memory once.
+"""Share the weights of frozen models: a folder that is loaded twice is only once in memory.
 
-Policy, reference, reward model and critic often share the same base. Each is a network of its own, so that forward and
-backward passes of one never meet the other's state, but the frozen tensors in them are the very same ones. Nothing
-writes into them: folders in the store never change, and what trains is beside them (`vantage.models.adapters`).
+Policy, reference, reward model and critic often have the same base. Each is a separate network, so that forward and
+backward passes of one never touch another's state, but they share their frozen tensors. Nothing writes into these:
+folders in the store never change, and the trained weights are separate (`vantage.models.adapters`).
 """
 
 from collections.abc import Callable
@@ -20,10 +20,11 @@ _loaded: dict[tuple[Path, torch.dtype], dict[str, ReferenceType[nn.Parameter]]] 
 
 
 def shared(folder: Path, dtype: torch.dtype, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """Return the frozen model that ``load`` reads from the folder, with the tensors of one that was read before and is in use.
+    """Return the frozen model that ``load`` reads from the folder; it shares tensors with one that was read before and
+    is in use.
 
     Args:
-        load: gives the same class of model each time; within `without_weights`, one without weights.
+        load: function that returns the same class of model each time; within `without_weights`, one without weights.
     """
     if are_deferred():
         return load().requires_grad_(False)

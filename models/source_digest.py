@@ -90,12 +90,13 @@ def parse_source(source: str, *, base: Path = Path()) -> Source:
 
 
 def source_digest(source: str, *, base: Path = Path()) -> str:
-    """Return the sha256 of what determines the import: the files' digests, a built-in model's version, a hub model's commit.
+    """Return the sha256 of everything that determines the import: the files' digests, a built-in model's version, a hub
+    model's commit.
 
     Raises:
         ValueError: see `parse_source`; or a hub revision that is no commit and cannot be looked up.
         UnsafeModel: the files of a folder do not belong together, see `vantage.models.folder_check`.
-        SourceTooLarge: the files together are larger than is read.
+        SourceTooLarge: the files together exceed the limit.
     """
     limit, parsed = model_limit(), parse_source(source, base=base)
     if isinstance(parsed, LocalPath):
@@ -132,7 +133,7 @@ def copy_adapter(model: Model, scratch: Path, *, whole: str, planned: str | None
         planned: the `import_digest` in the stage key; None: none was computed before.
 
     Raises:
-        SourceChanged: the adapter or the model has changed since.
+        SourceChanged: the adapter or the model has changed since the plan.
     """
     assert model.adapter is not None, "asked for by name"
     limit = model_limit()
@@ -154,7 +155,7 @@ def copy_source(source: str, scratch: Path, *, planned: str | None = None, base:
         planned: the `source_digest` in the stage key; None: none was computed before.
 
     Raises:
-        SourceChanged: the source has changed since.
+        SourceChanged: the source has changed since the plan.
         ValueError, SourceTooLarge: as `source_digest`.
     """
     parsed, limit = parse_source(source, base=base), model_limit()

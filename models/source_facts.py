@@ -1,4 +1,5 @@
-"""Find facts of a model that enter stage keys only where they matter. No tensor library is loaded, no template is rendered."""
+"""Find facts of a model that enter stage keys only if they matter. No tensor library is loaded, no template is
+rendered."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -21,11 +22,11 @@ UNKNOWN = "unknown"
 """The files are not on this machine when the key is made: a model of the hub, of MLflow, or of another run."""
 
 _HEAD = 64 * 2**20
-"""Bytes of a GGUF file that are searched for its chat template; the metadata are at its beginning."""
+"""Bytes of a GGUF file that are searched for its chat template; the metadata are at the file's beginning."""
 
 
 def facts_of(model: SourcedModel) -> frozenset[str]:
-    """Return which of the facts above hold of a model.
+    """Return which of the facts above hold for a model.
 
     Raises:
         ValueError: there is no such source, see `vantage.models.source_digest.parse_source`; or its files are no JSON.
@@ -70,6 +71,6 @@ def _of_template(template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _of_gguf(path: Path, size: int, changed: int) -> frozenset[str]:
-    del size, changed  # they are in the cache's key, so that a changed file is read again
+    del size, changed  # they are only part of the cache's key, so that a changed file is read again
     with path.open("rb") as file:
         return _of_template(file.read(_HEAD).decode("latin-1"))

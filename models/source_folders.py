@@ -63,7 +63,7 @@ def import_model(
     Args:
         seed: seed of a built-in model's random weights; other models ignore it.
         planned: expected `source_digest`; None: any.
-        scratch: where files are copied to before they are read; None: the system's temporary folder.
+        scratch: folder to which files are copied before they are read; None: the system's temporary folder.
 
     Raises:
         ValueError: see `vantage.models.source_digest.parse_source`; a GGUF tokenizer that cannot be repaired; the hub
@@ -73,7 +73,7 @@ def import_model(
     """
     original = parse_source(source, base=base)
     if isinstance(original, LocalPath):
-        check_folder(original.path)  # check all files there, also those that are not copied
+        check_folder(original.path)  # check all files there, even those that are not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="source-") as folder:
         parsed = copy_source(source, Path(folder), planned=planned, base=base)
         if isinstance(parsed, Gguf):
@@ -104,7 +104,7 @@ def copy_model(folder: Path, output: Path) -> None:
 def import_with_adapter(
     model: Model, output: Path, *, seed: int, planned: str | None = None, scratch: Path | None = None
 ) -> None:
-    """Write the model that a recipe's base model and adapter give together.
+    """Write the model that results from a recipe's base model and adapter.
 
     Args:
         planned: expected `import_digest`; None: any.
@@ -114,7 +114,7 @@ def import_with_adapter(
         ValueError, SourceChanged: see `import_model`.
     """
     assert model.adapter is not None, "asked for by name"
-    check_files(model.adapter)  # check all files there, also those that are not copied
+    check_files(model.adapter)  # check all files there, even those that are not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="adapter-") as place:
         adapter, whole = Path(place) / "adapter", Path(place) / "model"
         adapter.mkdir()
@@ -126,10 +126,10 @@ def import_with_adapter(
 
 @torch.no_grad()
 def try_out(model: PreTrainedModel, source: str) -> None:
-    """Run a model on two tokens; a nonsensical configuration or weights fail this.
+    """Run a model on two tokens; this fails for nonsensical configurations or weights.
 
     Raises:
-        UnsafeModel: it fails, or gives logits that are no numbers.
+        UnsafeModel: the model fails, or its logits are no numbers.
     """
     with refusing(Path(source), "makes a model that cannot be run"):
         logits = model(torch.tensor([[0, 0]])).logits
@@ -146,7 +146,7 @@ def download(source: Hub, scratch: Path) -> None:
     from huggingface_hub import snapshot_download
 
     try:
-        # Real files, since a cache's snapshot consists of symlinks that lead outside
+        # Copy real files, since a cache's snapshot consists of symlinks that lead outside
         snapshot_download(
             source.repository, revision=source.revision, local_dir=scratch, allow_patterns=list(HUB_FILES)
         )
@@ -194,7 +194,7 @@ def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
     for trace in (
         "_model_name_or_path",
         "unk_token_id",
-    ):  # left over from the file's metadata; no other configuration has them
+    ):  # fields of the file's metadata, which no other configuration has
         if hasattr(model.config, trace):
             delattr(model.config, trace)
     return model, tokenizer

@@ -1,8 +1,8 @@
-"""A key-value cache at fixed addresses: its tensors have room for all tokens that may come, and a mask hides the unused
-columns.
+"""A key-value cache at fixed addresses: its tensors have room for all tokens that may follow, and a mask hides the
+unused columns.
 
 A captured step reads and writes fixed addresses. So the keys and values of every layer always begin at the same address,
-whatever the number of rows and the length; rows that leave or a length that grows are moved inside one tensor.
+whatever the number of rows and the length; if rows leave or the length grows, data is moved inside one tensor.
 """
 
 import math
@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 STEP = 128
-"""Number of tokens of which every length is a multiple."""
+"""Every length of the cache is a multiple of this number of tokens."""
 STEPS_IN_A_DOUBLING = 4
-"""Most lengths between one length and its double. Longer caches grow by larger steps, so that few lengths are captured."""
+"""Most lengths between a length and its double. Longer caches grow in larger steps, so that few lengths are
+captured."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,19 @@ def holds_all_tokens(cache: Cache) -> bool:
 
 
 class FixedLayer(StaticLayer):
-    """Keys and values (b, heads, L, D); the next token's are written at the column that a tensor holds."""
+    """Keys and values (b, heads, L, D); a tensor holds the column of the next token's keys and values."""
 
     def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
-        """Hold the cache of one layer. ``column`` (1,) is shared by all layers; its owner moves it on."""
+        """Hold the cache of one layer. ``column`` (1,) is shared by all layers; its owner advances it."""
         super().__init__(max_cache_len=keys.shape[-2])
         self.keys, self.values, self.column = keys, values, column
-        self.cumulative_length = column  # type: ignore[assignment]  # which transformers' own class makes a tensor, too
+        self.cumulative_length = column  # type: ignore[assignment]  # transformers' own class uses a tensor, too
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write the next token's keys and values (b, heads, 1, D); returns those of all columns."""
+        """Write the next token's keys and values (b, heads, 1, D); returns the keys and values of all columns."""
         assert self.keys is not None
         assert self.values is not None
         if key_states.shape[-2] != 1:
@@ -85,11 +86,11 @@ class StaticCache:
         """(1,): where the next token's keys and values are written, in all layers."""
 
     def fits(self, bucket: Bucket) -> bool:
-        """Return whether this bucket leaves the addresses unchanged."""
+        """Return whether this bucket keeps the addresses unchanged."""
         return bucket.rows * bucket.length <= self._capacity
 
     def load(self, prompts: Cache, rows: Tensor, bucket: Bucket) -> None:
-        """Copy the keys and values of prompts, those at ``rows`` (b,)."""
+        """Copy the keys and values of the prompts at ``rows`` (b,)."""
         kept = (tensors_of(layer) for layer in prompts.layers)
         self._fill(((keys[rows], values[rows]) for keys, values in kept), bucket)
 
@@ -126,7 +127,7 @@ class StaticCache:
         ]
 
     def _fill(self, parts: Iterable[tuple[Tensor, Tensor]], bucket: Bucket) -> None:
-        """Lay out copies of keys and values, layer by layer, so that only one layer's are held twice."""
+        """Lay out copies of keys and values, layer by layer, so that only those of one layer are held twice."""
         grows = not self.fits(bucket)
         positions = bucket.rows * bucket.length
         for number, (part, kinds) in enumerate(zip(parts, self._kinds, strict=True)):

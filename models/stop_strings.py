@@ -1,7 +1,7 @@
 """Stop strings: texts that end a sampled response.
 
-A response ends with the first token after which its text has one of them: they may span tokens, begin or end inside a
-token, and be completed by the last byte of a character.
+A response ends with the first token after which its text contains a stop string: these may span tokens, begin or end
+inside a token, and be completed by the last byte of a character.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,16 +17,16 @@ _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 class StopStrings:
     """Finds the token that completes a stop string.
 
-    A response's text is that of all of its ids. Decoding all of them after each token would take time that grows with the
-    square of the length, so a token is first looked at alone, then with as many before it as the longest stop string may
-    reach over; what is found there is looked up in the whole.
+    A response's text is that of all its ids. Decoding all of them after each token would take time that grows with the
+    square of the length. So a token is first searched alone, then with as many tokens before it as the longest stop
+    string may span; a string that is found there is then searched in the whole text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Collection[str]) -> None:
         """Prepare to look for ``strings``, each at least one character."""
         self._strings = tuple(strings)
         self._longest = max(map(len, self._strings))
-        # some tokenizers write a space after a token only when the next one comes
+        # some tokenizers write a space after a token only when the next token follows
         self._ends = None if any(s[-1].isspace() for s in self._strings) else {s[-1] for s in self._strings}
         self._decode = response_decoder(tokenizer)
         self._whole_text = cache(self._whole_text_of)
@@ -43,8 +43,8 @@ class StopStrings:
         return any(string in text for string in self._strings)
 
     def _last(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return the last ids, from a token with a text of its own on, and so many that they have more characters than the longest
-        stop string."""
+        """Return the last ids, from a token of whole characters on, which together have more characters than the
+        longest stop string."""
         missing = self._longest
         for begin in range(len(ids) - 1, 0, -1):
             if self._whole_text(ids[begin]) is not None:
@@ -54,22 +54,22 @@ class StopStrings:
         return ids
 
     def _whole_text_of(self, token: int) -> str | None:
-        """Return the text of a token of whole characters; None for one without a text, or with a part of a character."""
+        """Return the text of a token; None for a token without text, or with a part of a character."""
         text = self._decode([token])
         return None if not text or _NO_CHARACTER in text else text
 
 
 def before_stop(text: str, strings: Collection[str]) -> str:
-    """Return the text up to where the first of the stop strings begins."""
+    """Return the text up to the begin of its first stop string."""
     found = [place for place in map(text.find, strings) if place >= 0]
     return text[: min(found)] if found else text
 
 
 def special_stops(tokenizer: PreTrainedTokenizerBase, strings: Collection[str]) -> list[int]:
-    """Return ids of the special tokens that stop strings name, which no text shows.
+    """Return the ids of the special tokens among the stop strings; decoded text does not show them.
 
     Raises:
-        ValueError: a stop string has a special token and more.
+        ValueError: a stop string has a special token and other text.
     """
     special = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     for string in strings:

@@ -1,4 +1,5 @@
-"""Policies from the store, whole or as adapters (LoRA) on a base; to train all weights, adapters alone, or nothing."""
+"""Load policies from the store, whole or as adapters (LoRA) on a base, to train all weights, only adapters, or
+nothing."""
 
 from pathlib import Path
 from typing import Literal
@@ -22,17 +23,17 @@ from vantage.models.shared_weights import shared
 from vantage.schemas.records.model_files import ModelFiles
 
 Training = Adaptation | Literal["all", "nothing"]
-"""The trained part of a model: adapters alone, all weights (adapters are merged first), or nothing."""
+"""The trained part of a model: only adapters, all weights (adapters are merged first), or nothing."""
 
 
 def load_stored_policy(
     files: ModelFiles, *, training: Training = "all", dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """Return a causal language model; what it does not train shares its memory with other networks on the same base.
+    """Return a causal language model; its frozen weights share memory with other networks on the same base.
 
     Raises:
         UnsafeModel: see `vantage.models.folders.check_folder` and `vantage.models.adapters.read_adapters`.
-        ValueError: the adapters are not of the shape that is to be trained.
+        ValueError: the adapters do not have the shape that is to be trained.
     """
     whole = whole_folder(files)
     if training == "all":
@@ -46,7 +47,7 @@ def whole_folder(files: ModelFiles) -> Path:
     """Return the folder of the whole model: the model's own, or that of its base.
 
     Raises:
-        UnsafeModel: it is only adapters, and no base is given.
+        UnsafeModel: the model is only adapters, and no base is given.
     """
     if not is_adapter(files.folder):
         return files.folder
@@ -58,7 +59,7 @@ def whole_folder(files: ModelFiles) -> Path:
 def with_adapters(model: PreTrainedModel, files: ModelFiles, training: Training) -> PreTrainedModel:
     """Return the whole model, or its trunk, with the adapters of its files or fresh ones; in place.
 
-    Adapters have their weights also within `vantage.models.sharding.without_weights`.
+    Adapters have their weights even within `vantage.models.sharding.without_weights`.
 
     Raises:
         UnsafeModel, ValueError: see `load_stored_policy`.

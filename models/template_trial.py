@@ -1,4 +1,4 @@
-"""Try a chat template in a process that can be ended, since a template is a program by the model's author.
+"""Try a chat template in a process that can be killed, since a template is a program by the model's author.
 
 Jinja's sandbox keeps a template from files and code, but not from using time and memory: ``{{ 10 ** (10 ** 9) }}`` computes
 for hours, even while it is compiled.
@@ -18,11 +18,11 @@ from vantage.models.turn_end import end_token_id
 from vantage.schemas.conversations import Message
 
 SECONDS = 20.0
-"""Time limit of all trials together; an honest template takes milliseconds."""
+"""Time limit of all trials together; an ordinary template takes milliseconds."""
 _CPU_SECONDS = 2 * int(SECONDS)
 """Seconds of a core after which the kernel ends the trial whose parent was killed meanwhile."""
 EXTRA_BYTES = 512 * 2**20
-"""Memory that rendering may take in addition to what the process has already."""
+"""Memory that rendering may take in addition to the process's present memory."""
 RENDERINGS = 12
 """Number of renderings of one prompt, which must all be equal."""
 
@@ -51,7 +51,7 @@ CONVERSATIONS = (
     [_turn("user", "?", tools=[_TOOL]), _turn("assistant", "", tool_calls=[_CALL]), _turn("tool", "1", name="add")],
     [_turn("user", "?"), _turn("assistant", "words", reasoning_content="Because."), _turn("user", "?")],
 )  # fmt: skip
-"""A system prompt, several turns, tools, calls and reasoning: a template may refuse them, and is bounded where it does not."""
+"""A system prompt, several turns, tools, calls and reasoning: a template may refuse them; otherwise it is bounded."""
 
 _REMEDY = "set model.chat: false, or correct the tokenizer's chat_template"
 
@@ -64,8 +64,8 @@ def try_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Render the tokenizer's chat template for some prompts and answers; does nothing without a template.
 
     Raises:
-        BrokenTemplate: the template raises, takes more than ``SECONDS`` or ``EXTRA_BYTES``, gives a text out of proportion, or
-            different texts for the same turns.
+        BrokenTemplate: the template raises, takes more than ``SECONDS`` or ``EXTRA_BYTES``, writes a text out of
+            proportion, or different texts for the same turns.
     """
     if not tokenizer.chat_template:
         return
@@ -121,7 +121,7 @@ def _render_all(tokenizer: PreTrainedTokenizerBase, send: Connection) -> None:
 def _try_conversation(
     tokenizer: PreTrainedTokenizerBase, conversation: list[Message], answer: str | Message | None
 ) -> None:
-    """Render what the template may refuse; raises ``TextOutOfProportion``."""
+    """Render a conversation, which the template may refuse; raises ``TextOutOfProportion``."""
     try:
         render_turns(tokenizer, conversation, answer)
     except TextOutOfProportion:

@@ -1,4 +1,4 @@
-"""Tokenise pieces of text, whatever a tokenizer adds at their ends."""
+"""Tokenise pieces of text, without what a tokenizer adds at their ends."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ _SHOWN = 80
 
 
 class UnencodableText(ValueError):
-    """A tokenizer fails on a text: it was damaged, or knows no token for what it does not know."""
+    """A tokenizer fails on a text: it is damaged, or has no token for unknown text."""
 
     def __init__(self, text: str, error: BaseException) -> None:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -31,7 +31,7 @@ def with_one_bos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int
 
 
 def without_trailing_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """Return the ids without the EOS that some tokenizers put after every text, since a prompt goes on."""
+    """Return the ids without the EOS that some tokenizers put after every text, since a response follows a prompt."""
     if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and _appends_eos(tokenizer):
         return ids[:-1]
     return ids
@@ -47,7 +47,7 @@ def continuations(
     """Return ids of texts that follow other text, so without the space that some tokenizers put at the beginning.
 
     Args:
-        as_text: special tokens that are spelled out stay text.
+        as_text: whether special tokens that are spelled out stay text.
     """
     if not texts:
         return []
@@ -62,7 +62,7 @@ def continuations(
         joined = tokenise(
             tokenizer, [anchor + texts[i] for i in waiting], add_special_tokens=False, as_text=as_text
         )
-        # if the first characters of the text merge with the anchor, the next anchor is tried
+        # if the first characters of a text merge with the anchor, the next anchor is tried
         rows |= {
             i: ids[len(before) :]
             for i, ids in zip(waiting, joined, strict=True)
@@ -101,10 +101,10 @@ def prefixes_space(tokenizer: PreTrainedTokenizerBase) -> bool:
 def tokenise(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool, as_text: bool = False
 ) -> list[list[int]]:
-    """Return ids of texts, with what the tokenizer adds to whole texts or without.
+    """Return ids of texts, with or without the special tokens that the tokenizer adds to whole texts.
 
     Raises:
-        UnencodableText: the tokenizer fails on one of them.
+        UnencodableText: the tokenizer fails on a text.
     """
 
     def encode(some: list[str]) -> list[list[int]]:

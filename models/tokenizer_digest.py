@@ -11,8 +11,8 @@ SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 def tokenizer_digest(folder: Path) -> str:
     """Return the sha256 over the canonical vocabulary, merges, special tokens and chat template of a folder's tokenizer.
 
-    Equal for a tokenizer that was merely loaded and saved again: order of keys, white space and the two ways to
-    write a merge make no difference, nor do settings that change no token (padding side, maximum length).
+    The digest is equal for a tokenizer that was only loaded and saved again: order of keys, white space and the two
+    ways to write a merge make no difference, nor do settings that change no token (padding side, maximum length).
 
     Raises:
         ValueError: the folder has no `tokenizer.json`.
@@ -49,7 +49,7 @@ def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _scores(model: dict[str, Any]) -> list[float]:
-    """Return Unigram's log-probabilities of pieces, which decide how text is cut like merges do in BPE."""
+    """Return Unigram's log-probabilities of pieces, which decide how text is split, like merges in BPE."""
     vocabulary = model["vocab"]
     return [] if isinstance(vocabulary, dict) else [score for _, score in vocabulary]
 
@@ -69,6 +69,6 @@ def content_of(token: str | dict[str, Any]) -> str:
 
 
 def chat_template_of(folder: Path, settings: dict[str, Any]) -> Any:
-    """Return a folder's chat template: of a file of its own, else of ``tokenizer_config.json``; None: it has none."""
+    """Return a folder's chat template: from its own file, else from ``tokenizer_config.json``; None: it has none."""
     path = folder / "chat_template.jinja"
     return path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")

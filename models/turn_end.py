@@ -14,11 +14,12 @@ from vantage.schemas.conversations import Message
 def end_token_id(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> int:
     """Return the token that closes a response.
 
-    Without a chat it is EOS. In a chat it is what the template puts after the assistant's words: of the tokens that
-    follow them in the middle of a conversation and at its end alike, EOS, else the first special one, else the first that was
-    added to the vocabulary (its flag `special` may be missing), else a word that is one token. Only then the tokens at
-    the end of a conversation count, in the same order, and last EOS. So `<end_of_turn>` closes Gemma's turns, whose EOS
-    is another token, and `<|end|>` those of a template that writes EOS after the last turn.
+    Without a chat it is EOS. In a chat it is a token that the template puts after the assistant's words. Of the tokens
+    that follow them both in the middle of a conversation and at its end, it is EOS, else the first special one, else
+    the first that was added to the vocabulary (its flag `special` may be missing), else a word that is one token. If
+    there is none, the tokens at the end of a conversation count, in the same order, and last EOS. So `<end_of_turn>`
+    closes Gemma's turns, whose EOS is another token, and `<|end|>` those of a template that writes EOS after the last
+    turn.
     """
     eos = int(tokenizer.eos_token_id)
     if not uses_chat(tokenizer, chat):
@@ -52,13 +53,14 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> 
 def without_end(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], *, chat: bool | None
 ) -> list[Sequence[int]]:
-    """Return responses without the token that closed them. Decoding leaves it out only if it is a special token."""
+    """Return responses without the token that closed them; decoding would drop only a special token."""
     ends = set(stop_token_ids(tokenizer, chat=chat))
     return [row[:-1] if len(row) and row[-1] in ends else row for row in rows]
 
 
 def _after_words_within(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return ids of what follows the assistant's words where the user goes on; none if the template refuses such a conversation."""
+    """Return the ids after the assistant's words if a user's turn follows; none if the template refuses such a
+    conversation."""
     words = "Q0words"  # no template contains this text
     said = (("user", "?"), ("assistant", words), ("user", "?"))
     turns = [Message(role=role, content=content, extra=None) for role, content in said]
@@ -71,9 +73,9 @@ def _after_words_within(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _only_token_of_a_word(tokenizer: PreTrainedTokenizerBase, closing: str) -> set[int]:
-    """Return the closing's first word if it is one token: a marker that is in the vocabulary like any word.
+    """Return the first word of ``closing`` if it is one token: a marker that is an ordinary word of the vocabulary.
 
-    One character is no marker: a template may close what it quotes.
+    One character is no marker: it may be the end of a quotation in the template.
     """
     words = closing.split()
     ids = _ids(tokenizer, words[0]) if words else []

@@ -1,7 +1,7 @@
-"""Find what the turns before a response contain and the model does not read, since its chat template does not write it.
+"""Find parts of the turns before a response that the model does not read, since its chat template does not write them.
 
-Training and serving read the same text, so such a row is no fault. But a result of a tool without the call that asked for it
-teaches little, and a file with tools is usually meant for a model whose template writes them.
+Training and serving read the same text, so such a row is no error. But a tool's result without its call teaches little,
+and a file with tools is usually meant for a model whose template writes them.
 """
 
 import json
@@ -20,9 +20,10 @@ TOOLS, CALLS = "descriptions of tools", "calls of tools"
 def unwritten_parts(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], *, chat: bool | None
 ) -> tuple[str, ...]:
-    """Return which of ``TOOLS`` and ``CALLS`` these turns have and the model does not read.
+    """Return which of ``TOOLS`` and ``CALLS`` these turns have although the model does not read them.
 
-    Of calls, one that is not written suffices. A template that refuses the turns writes them nowhere, and is another fault.
+    One unwritten call suffices for ``CALLS``. If the template refuses the turns, the result is empty: that is another
+    error.
     """
     has_tools = bool(turns) and bool(extras_of(turns[0]).get("tools"))
     calling = [place for place, turn in enumerate(turns) if extras_of(turn).get("tool_calls")]
@@ -52,7 +53,7 @@ def unwritten_parts(
 def _has_unwritten_call(
     turns: Sequence[Message], place: int, is_written: Callable[[Sequence[Message]], bool]
 ) -> bool:
-    """Return whether another name or argument of a call in this turn changes nothing."""
+    """Return whether the template ignores a name or an argument of a call in this turn."""
     return any(
         not is_written([*turns[:place], changed, *turns[place + 1 :]])
         for _, changed in altered_calls(turns[place])

@@ -1,7 +1,7 @@
-"""Refuse operations that a captured step must not contain: those that read the values of its tensors.
+"""Refuse operations that a captured step must not contain: those that read the values of tensors.
 
-A GPU graph is replayed without Python. A number that Python read during the capture, or a shape that depended on values,
-would stay that of the captured token for ever.
+A GPU graph is replayed without Python. A number that Python read during the capture, or a shape that depended on
+values, would stay that of the captured token.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class LooksAtValues(RuntimeError):
 
 
 class NoValueReads(TorchDispatchMode):
-    """Refuses, in this thread and inside the block, operators that need the values of tensors."""
+    """Refuses operators that need the values of tensors, in this thread and inside the block."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -44,7 +44,7 @@ class NoValueReads(TorchDispatchMode):
 
 
 def reads_values(func: Any, args: Sequence[Any], named: dict[str, Any]) -> bool:
-    """Return whether an operator has to wait for the values of its tensors."""
+    """Return whether an operator must wait for the values of its tensors."""
     packet = func.overloadpacket
     is_shaped = packet in SHAPED_BY_VALUES and named.get("output_size") is None
     return packet in READS or is_shaped or (packet in INDEXED and _by_mask(packet, args))
