@@ -1,1 +1,1 @@
-"""Memory, time and cost of a recipe's stages, worked out before anything runs. No tensor library is loaded."""
+"""Estimate memory, time and cost of a recipe's stages before anything runs. No tensor library is loaded."""

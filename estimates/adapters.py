@@ -15,7 +15,7 @@ from vantage.schemas.steps import dependencies, trains_adapters
 def adapter_weights(shape: ModelShape, lora: Lora) -> int:
     """Return r · (rows + columns), summed over the matrices with an adapter, in all layers.
 
-    Names that the family here has not are counted as the widest of its matrices.
+    Names that the family here does not have are counted as the widest of its matrices.
     """
     layers = shape.linear_layers
     if lora.targets == "all_linear":
@@ -26,7 +26,8 @@ def adapter_weights(shape: ModelShape, lora: Lora) -> int:
 def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Network]:
     """Return the networks of a stage, with adapters if it or earlier stages trained them.
 
-    Networks that share one base, in one type, hold it once: the first of them does, the others only their own weights.
+    Networks with the same base in the same type hold it once: the first of them does, the others only their own
+    weights.
     """
     lora = lora_of(recipe.stages[name])
     held: set[bool] = set()
@@ -51,13 +52,14 @@ def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Ne
 
 
 def _is_in_4_bits(recipe: Recipe) -> bool:
-    """Return whether the adapters' base is the imported model, rounded; counted as float32 where a stage trains all weights."""
+    """Return whether the adapters' base is the imported, rounded model; it counts as float32 if a stage trains all
+    weights."""
     trains_all = any(isinstance(stage, Training) and not stage.lora for stage in recipe.stages.values())
     return recipe.model.quantization is not None and not trains_all
 
 
 def _step_of(recipe: Recipe, name: str, role: str) -> str | None:
-    """Return the step that a frozen network comes from; a reward model is identified by the name of its stage."""
+    """Return the step that made a frozen network; a reward model is identified by the name of its stage."""
     if role in recipe.stages:
         return role
     read = dependencies(recipe)[name]
@@ -74,5 +76,5 @@ def _frozen_on(recipe: Recipe, name: str, role: str) -> Lora | None:
 
 
 def _is_whole_base(recipe: Recipe, name: str, role: str) -> bool:
-    """Return whether it is the recipe's own model, which the adapters have as their base."""
+    """Return whether the network is the recipe's own model, the base of its adapters."""
     return _step_of(recipe, name, role) == MODEL and recipe.model.lora is not None

@@ -1,4 +1,4 @@
-"""Count what a stage asks judges, reward servers and teachers: questions, requests, tokens, and what they cost."""
+"""Count the questions of a stage to judges, reward servers and teachers, with their requests, tokens and cost."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,19 +12,19 @@ from vantage.schemas.recipe.stage import Stage
 from vantage.schemas.steps import rewards_read
 
 CHARACTERS_OF_A_TOKEN = 4.0
-"""Characters per token of English, about: no tokenizer counts a judge's question."""
+"""Approximate characters per token of English: no tokenizer counts a judge's question."""
 LINE_OF_AN_ANSWER = 8.0
-"""Tokens of a line ``correct: 7``, about."""
+"""Approximate tokens of a line ``correct: 7``."""
 _MILLION = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The questions of a stage to one server. Equal questions are asked once, and are counted here each time."""
+    """The questions of a stage to one server. Equal questions are asked once, but counted each time here."""
 
     server: Served | TeacherServer
     responses: float
-    """Number of responses that it scores."""
+    """Number of responses that the server scores."""
     prompt: float
     """Mean tokens of a prompt."""
     response: float
@@ -32,7 +32,8 @@ class Asked:
 
     @property
     def questions(self) -> float:
-        """Return the number of questions: one for each response, or two where two responses are compared in both orders."""
+        """Return the number of questions: one for each response, or two if two responses are compared in both
+        orders."""
         is_compared = isinstance(self.server, JudgeServer) and self.server.against is not None
         return self.responses * (2 if is_compared else 1)
 
@@ -44,9 +45,9 @@ class Asked:
 
     @property
     def question_tokens(self) -> float | None:
-        """Return the tokens of all questions, about; None: the server counts none.
+        """Return the approximate tokens of all questions; None: the server counts none.
 
-        The answer with which a response is compared is counted as if it were as long as the response.
+        The answer to which a response is compared is assumed to be as long as the response.
         """
         if not isinstance(self.server, JudgeServer):
             return None
@@ -56,7 +57,8 @@ class Asked:
 
     @property
     def answer_tokens(self) -> tuple[float, float] | None:
-        """Return the tokens of all answers: with a line for each criterion, and at most; None: the server counts none."""
+        """Return the fewest tokens of all answers (a line for each criterion), and the most; None: the server counts
+        none."""
         if not isinstance(self.server, JudgeServer):
             return None
         most = self.server.most_answer_tokens
@@ -76,7 +78,7 @@ class Asked:
 
     @property
     def least_seconds(self) -> float | None:
-        """Return the seconds that the limit of requests in a minute allows at least; None: there is none."""
+        """Return the fewest seconds that the limit of requests in a minute allows; None: there is no limit."""
         limit = self.server.requests_per_minute
         return None if limit is None else 60.0 * self.requests / limit
 
@@ -86,7 +88,7 @@ class Asked:
         return criteria or {SCORE: ""}
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``vantage estimate --json`` prints."""
+        """Return the output of ``vantage estimate --json``."""
         return {
             "server": self.server.name,
             "model": getattr(self.server, "model", None),
@@ -102,7 +104,7 @@ class Asked:
 def asked_by(
     recipe: Recipe, rewards: Sequence[str], *, responses: float, prompt: float, response: float
 ) -> Iterator[Asked]:
-    """Yield what the servers of these rewards are asked about so many responses."""
+    """Yield the questions to the servers of these rewards about this many responses."""
     for reward in rewards:
         for term in recipe.rewards[reward].terms:
             if term.server is not None:
@@ -110,7 +112,7 @@ def asked_by(
 
 
 def own_rewards(stage: Stage) -> tuple[str, ...]:
-    """Return the reward that scores all responses of a stage; of a stage without one, those of its judges."""
+    """Return the reward that scores all responses of a stage; for a stage without one, the rewards of its judges."""
     own: str | None = getattr(stage, "reward", None)
     return rewards_read(stage) if own is None else (own,)
 
@@ -118,7 +120,7 @@ def own_rewards(stage: Stage) -> tuple[str, ...]:
 def summed(asked: Sequence[Asked]) -> tuple[Asked, ...]:
     """Return one entry for each server and length of texts, with the sum of the responses.
 
-    Servers are told apart by all of their fields: two rewards of a stage may give different judges one name.
+    Servers are distinguished by all their fields: two rewards of a stage may give different judges the same name.
     """
     found: dict[tuple[str, float, float], list[Asked]] = {}
     for each in asked:

@@ -1,4 +1,4 @@
-"""Bytes of a stage's in-stage checkpoint: what trains, its optimisers' state, and the best weights so far."""
+"""Bytes of a checkpoint within a stage: trained weights, the optimisers' state, and the best weights so far."""
 
 from vantage.estimates.memory import optimizer_bytes, weight_bytes
 from vantage.estimates.model_shape import model_shape
@@ -16,7 +16,7 @@ _BEST = {
     "best_of_n": "policy",
     "distillation": "policy",
 }
-"""Kind → role of the network whose best weights a checkpoint contains beside the last ones."""
+"""Kind → role of the network whose best weights a checkpoint contains besides the last ones."""
 _ROW = Lengths((1,))
 _NOT_COUNTED = DataCount(1, 1, 1, _ROW, (_ROW, _ROW), _ROW, 1.0, "not counted")
 
@@ -27,7 +27,7 @@ moments of both."""
 
 
 def most_checkpoint_bytes(model: Model) -> int:
-    """Return a number of bytes that no stage's checkpoint exceeds; it costs less than ``checkpoint_bytes``.
+    """Return a number of bytes that no stage's checkpoint exceeds; this is quicker than ``checkpoint_bytes``.
 
     Raises:
         ValueError: the model's configuration cannot be read here.
@@ -38,7 +38,7 @@ def most_checkpoint_bytes(model: Model) -> int:
 def checkpoint_bytes(recipe: ResolvedRecipe, name: str) -> int:
     """Return the bytes of a checkpoint of ``stages.NAME``, on all ranks together; 0 for a stage that trains nothing.
 
-    Responses that a stage keeps for its next step are left out: they are small beside the weights.
+    Responses that a stage keeps for its next step are left out, since they are small compared to the weights.
 
     Raises:
         ValueError: the model's configuration cannot be read here.

@@ -1,4 +1,4 @@
-"""Measure what one thread of this machine's CPU can do, in a process of its own, whose libraries use one thread.
+"""Measure the rates of one thread of this machine's CPU, in a separate process whose libraries use one thread.
 
 Time is CPU time of the thread, so that other programs on the machine do not count.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 ROWS = 1024
 ELEMENTS = 2**21
-"""Numbers of 4 bytes: 8 MiB, about a tensor of a small model's minibatch."""
+"""Numbers of 4 bytes each: 8 MiB, about a tensor of a small model's minibatch."""
 SECONDS = 0.06
 """Seconds that each of the two measurements takes."""
 
@@ -42,9 +42,9 @@ def main(width: int) -> None:
 
 
 def typical(work: Callable[[], None]) -> float:
-    """Return median of the seconds of the calls that fit, after one that warms up.
+    """Return the median seconds of the calls that fit into ``SECONDS``, after one for warming up.
 
-    Not the quickest: a stage shares caches and cores with the other programs of the machine too.
+    It is not the minimum, since a stage shares caches and cores with other programs of the machine, too.
     """
     work()
     seconds: list[float] = []

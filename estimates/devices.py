@@ -19,8 +19,8 @@ CPU_SHARE = 0.4
 """Share of a CPU's rate that whole passes reach. The rate is that of a single product or operation, measured alone. The share
 was fitted to the stages of the quickstart in docs/estimate, and checked there on another model."""
 FORWARD_HOST_SECONDS = 2.2e-4
-"""Seconds that Python and PyTorch take to start the operations of one layer's forward pass, whatever its size; measured on
-the CPU of docs/estimate. A GPU computes meanwhile, so the longer of the two counts; on a CPU both do."""
+"""Seconds that Python and PyTorch take to start the operations of one layer's forward pass, whatever its size; measured
+on the CPU of docs/estimate. A GPU computes meanwhile, so the longer of the two times counts; on a CPU both count."""
 TRAINING_HOST_SECONDS = 7.5e-4
 """Seconds as above, for a forward and backward pass."""
 
@@ -41,7 +41,7 @@ class Device:
     link: float
     """Bytes/s, one way, to another GPU of the node."""
     network: float
-    """Bytes/s, one way, to a GPU of another node: an assumption, since it is bought separately."""
+    """Bytes/s, one way, to a GPU of another node: an assumption, since the network is bought separately."""
     source: str
     matmul_share: float = MATMUL_SHARE
     bandwidth_share: float = BANDWIDTH_SHARE
@@ -114,7 +114,7 @@ for sparse ones."""
 
 CPU = "cpu"
 WIDEST = 2048
-"""Widest matrix product that is measured; wider ones are as quick."""
+"""Widest matrix product that is measured; wider ones have the same rate."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 DEVICE_NAMES = (*GPUS, CPU)
 
@@ -123,7 +123,7 @@ def device_named(name: str, *, width: int) -> Device:
     """Return a device by its name on the command line.
 
     Args:
-        width: of the model, which matters on the CPU: narrow matrix products are slower than wide ones.
+        width: width of the model, which matters on the CPU: narrow matrix products are slower than wide ones.
 
     Raises:
         ValueError: there is no such device.
@@ -136,12 +136,12 @@ def device_named(name: str, *, width: int) -> Device:
 
 
 def measured_cpu(*, width: int) -> Device:
-    """Return the CPU of this machine: what one thread reaches, times the CPUs that this process may use.
+    """Return the CPU of this machine: the rates of one thread, times the CPUs that this process may use.
 
     Bfloat16 counts as float32: a CPU without matrix instructions for it is not faster.
 
     Raises:
-        ValueError: it could not be measured.
+        ValueError: the CPU could not be measured.
     """
     environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")}
     command = [sys.executable, "-m", "vantage.estimates.cpu_rate", str(min(width, WIDEST))]

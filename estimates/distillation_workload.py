@@ -1,4 +1,4 @@
-"""Workload of on-policy distillation: the student that trains, and the teacher that reads and is measured beside it."""
+"""Workload of on-policy distillation: the student trains, the teacher scores rollouts, and both are measured."""
 
 from vantage.estimates.workload import Pass, Workload
 from vantage.estimates.workload_parts import (

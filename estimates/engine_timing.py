@@ -1,12 +1,13 @@
 """Estimate the seconds in which vLLM samples a stage's responses.
 
-Decoding: one pass for each token reads the weights and the cache of the open rows (the roofline; Pope et al., arXiv 2211.05102 §2). As
-many rows are open as memory has room for, and a row that has ended makes room for the next one (continuous batching, Yu et al., OSDI
-2022; Kwon et al., arXiv 2309.06180). Prefill: the FLOPs of the prompts. Then the weights have to reach the engine, once for each
-sampling of a policy that trains. **No GPU was measured for any of it**; ``docs/estimate`` has what a CPU gave.
+Decoding: one pass for each token reads the weights and the cache of the open rows (the roofline; Pope et al., arXiv
+2211.05102 §2). As many rows are open as fit in memory, and a finished row makes room for the next one (continuous
+batching, Yu et al., OSDI 2022; Kwon et al., arXiv 2309.06180). Prefill: the FLOPs of the prompts. The weights must also
+be sent to the engine, once for each sampling of a policy that trains. **No GPU was measured for any of this**;
+``docs/estimate`` has the results of a CPU.
 
-Not counted: the start, an engine's proof of its weights, prompts of a group that its cache has already, and the price of batch-invariant
-kernels.
+Not counted: the start, an engine's proof of its weights, prompts of a group that are in its cache already, and the cost
+of batch-invariant kernels.
 """
 
 from dataclasses import dataclass, replace
@@ -19,21 +20,23 @@ from vantage.estimates.workload import Engine, Network, Sampling, Workload
 SHARE_IN_PROCESS = 0.3
 """Equal to ``vantage.tasks.rollout.running_vllm.GPU_MEMORY_SHARE``: share of a GPU's memory for vLLM in the stage's process."""
 SHARE_OF_SERVER = 0.92
-"""Share of a GPU's memory that a server of vLLM 0.32 takes by itself."""
+"""Share of a GPU's memory that a server of vLLM 0.32 takes by default."""
 CACHE_SHARE = 0.2
-"""Least share of that for the cache; weights that leave less are cut over more GPUs (tensor parallel)."""
+"""Least share of that memory for the cache; weights that leave less are split over more GPUs (tensor parallel)."""
 CACHE_ON_CPU = 2**30
 """Bytes of the cache on a CPU: ``VLLM_CPU_KVCACHE_SPACE``."""
 MOST_ROWS = 256
 """Most responses at once of one vLLM without ``rollout.max_rows``; equal to ``vantage.tasks.rollout.remote_engine.AT_ONCE``."""
 STEP_SECONDS = 2e-3
-"""Seconds of a pass beside its computation: vLLM's scheduler, drawing the tokens and, on servers, their way back. An assumption."""
+"""Seconds of a pass besides its computation: vLLM's scheduler, drawing the tokens and, on servers, returning them. An
+assumption."""
 SUM_SECONDS = 1e-5
-"""Seconds until a sum over the GPUs of one server begins, of which each layer has two. An assumption."""
+"""Seconds until a sum over the GPUs of one server begins; each layer has two sums. An assumption."""
 HOST_BYTES_PER_SECOND = 25 * GIGA
-"""Bytes/s between a GPU and its host: vLLM in the stage's process sleeps there. An assumption: half of what PCIe 5 has."""
+"""Bytes/s between a GPU and its host: vLLM in the stage's process moves its weights there. An assumption: half the rate
+of PCIe 5."""
 FILE_BYTES_PER_SECOND = 2 * GIGA
-"""Bytes/s of writing weights to a folder that servers see, and of reading them there. An assumption."""
+"""Bytes/s of writing weights to a folder for servers, and of reading them there. An assumption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +52,12 @@ class Sampled:
     decode: float
     """Seconds of drawing tokens."""
     waking: float
-    """Seconds of waking before and sleeping afterwards."""
+    """Seconds of moving weights to the GPU before and back afterwards."""
 
 
 def on_ranks(workload: Workload, *, world: int, is_sharded: bool) -> Workload:
-    """Return the workload with a vLLM in the process of each of ``world`` ranks; unchanged where servers or the loop sample."""
+    """Return the workload with a vLLM in the process of each of ``world`` ranks; unchanged if servers or the loop
+    sample."""
     engine = workload.engine
     if engine is None or engine.place != "process":
         return workload
@@ -61,7 +65,7 @@ def on_ranks(workload: Workload, *, world: int, is_sharded: bool) -> Workload:
 
 
 def sampled(each: Sampling, workload: Workload, engine: Engine, device: Device) -> Sampled:
-    """Return what one sampling of ``each.count`` responses takes, shared out over the engines.
+    """Return the seconds of one sampling of ``each.count`` responses, divided among the engines.
 
     With n rows for each engine, of s + r/2 tokens on average (prompt s, response r), and room for m of them, an engine makes
     max(longest response, n·r/m) passes, so that n·r / passes rows are open on average.
@@ -96,9 +100,10 @@ def sampled(each: Sampling, workload: Workload, engine: Engine, device: Device) 
 
 
 def seconds_of_engine(workload: Workload, device: Device) -> tuple[float, float]:
-    """Return the seconds of all sampling of a stage, and those until the engines have the weights for it.
+    """Return the seconds of all sampling of a stage, and the seconds of sending the weights to the engines.
 
-    A policy that trains is sent once for each of its rollouts, also where its validation samples too; another one once.
+    The weights of a policy that trains are sent once for each of its rollouts, even if its validation samples too;
+    others once.
     """
     engine = workload.engine
     assert engine is not None
@@ -115,8 +120,9 @@ def seconds_of_engine(workload: Workload, device: Device) -> tuple[float, float]
 
 
 def seconds_beside(workload: Workload, device: Device, *, update: float) -> float:
-    """Return the seconds of sampling that ``ahead: 1`` hides behind updates: each rollout but the first is sampled beside the update
-    before it. Scores and other passes over a rollout, new weights, and validation come before or after both.
+    """Return the seconds of sampling that ``ahead: 1`` hides behind updates: each rollout but the first is sampled
+    during the previous update. Scores and other passes over a rollout, new weights, and validation come before or after
+    both.
 
     Args:
         update: seconds of all updates.
@@ -131,7 +137,8 @@ def seconds_beside(workload: Workload, device: Device, *, update: float) -> floa
 
 
 def tokens_per_second(workload: Workload, device: Device) -> float | None:
-    """Return the sampled tokens per second of all engines, new weights left out; None: the stage samples nothing."""
+    """Return the sampled tokens per second of all engines, without the time of new weights; None: the stage samples
+    nothing."""
     engine = workload.engine
     assert engine is not None
     tokens = seconds = 0.0
@@ -143,7 +150,7 @@ def tokens_per_second(workload: Workload, device: Device) -> float | None:
 
 
 def gpus_of_each(network: Network, workload: Workload, engine: Engine, device: Device) -> int:
-    """Return the GPUs that an engine has, or a power of two times as many: the fewest on which its weights leave room for its cache."""
+    """Return the GPUs of an engine, doubled until its weights leave room for its cache."""
     gpus, weights = 1 if device.is_cpu else engine.tensor_parallel, network.weights * width_of(workload)
     while not device.is_cpu and weights > (1 - CACHE_SHARE) * memory_of_engine(engine, device) * gpus:
         gpus *= 2
@@ -151,14 +158,14 @@ def gpus_of_each(network: Network, workload: Workload, engine: Engine, device: D
 
 
 def memory_of_engine(engine: Engine, device: Device) -> float:
-    """Return the bytes of one GPU that an engine takes; of a CPU, those of its cache."""
+    """Return the bytes of one GPU that an engine takes; on a CPU, the bytes of its cache."""
     if device.is_cpu:
         return CACHE_ON_CPU
     return device.memory * (SHARE_IN_PROCESS if engine.place == "process" else SHARE_OF_SERVER)
 
 
 def width_of(workload: Workload) -> int:
-    """Return the bytes of a number of vLLM's weights and cache: the type of the stage's arithmetic."""
+    """Return the bytes of an element of vLLM's weights and cache, by the type of the stage's arithmetic."""
     return BFLOAT16 if workload.is_bfloat16 else FLOAT32
 
 
@@ -168,7 +175,8 @@ def _longest(device: Device, *, flops: float, moved: float, is_bfloat16: bool) -
 
 
 def _sums(network: Network, row_bytes: float, gpus: int, device: Device) -> float:
-    """Return the seconds of the sums over an engine's GPUs in one pass: two for each layer, in a ring; ``row_bytes``: of a number in each open row."""
+    """Return the seconds of the sums over an engine's GPUs in one pass: two for each layer, in a ring; ``row_bytes``:
+    bytes of one element for all open rows."""
     if gpus == 1:
         return 0.0
     sent = 2 * (gpus - 1) / gpus * row_bytes * network.shape.hidden_size / device.link
@@ -176,15 +184,17 @@ def _sums(network: Network, row_bytes: float, gpus: int, device: Device) -> floa
 
 
 def _waking(network: Network, workload: Workload, engine: Engine, device: Device) -> float:
-    """Return the seconds in which an engine in the stage's process moves its weights to the GPU, and back to the host; a CPU's does not sleep."""
+    """Return the seconds in which an engine in the stage's process moves its weights to the GPU and back to the host; 0
+    on a CPU."""
     if engine.place != "process" or device.is_cpu:
         return 0.0
     return 2 * network.weights * width_of(workload) / HOST_BYTES_PER_SECOND
 
 
 def _update(network: Network, workload: Workload, engine: Engine, device: Device) -> float:
-    """Return the seconds until all engines have the weights, or the adapters alone. Servers: written once, and then read by all. In the
-    stage's process they are tensors in memory, of which each rank gathers the parts of the others."""
+    """Return the seconds until all engines have the weights, or only the adapters. For servers they are written once,
+    and then read by all. In the stage's process they are tensors in memory, and each rank gathers the parts of the
+    others."""
     width = width_of(workload)
     if engine.place == "process":
         sent = network.adapter_weights * FLOAT32 or network.weights * width

@@ -19,14 +19,14 @@ class Faster:
     layout: Layout
     seconds: float
     reason: str
-    """Why the stage takes longer on more GPUs; a part of a sentence."""
+    """Reason why the stage takes longer on more GPUs, as a part of a sentence."""
 
 
 def faster_with_fewer(workload: Workload, layout: Layout, device: Device) -> Faster | None:
     """Return the fastest of the layouts with fewer GPUs in which the stage fits, if it is faster than ``layout``.
 
     Args:
-        workload: the stage as the recipe has it, before its micro-batches were fitted to a layout.
+        workload: the workload of the recipe, before its micro-batches were fitted to a layout.
     """
     size = largest_microbatch(workload, layout, device)
     if size is None or layout.world == 1:
@@ -48,7 +48,7 @@ def _fitting(workload: Workload, layout: Layout, device: Device) -> Iterator[tup
 
 
 def reason_of(workload: Workload, layout: Layout, device: Device) -> str:
-    """Return what most of the waiting on a layout is for, with its share of the time."""
+    """Return the main reason of waiting on a layout, with its share of the time."""
     parts = parts_of(workload, layout, device)
     waiting = max(parts.gathering, parts.communicating)
     if waiting < (1 - CLEARLY) * sum(parts):

@@ -5,7 +5,7 @@ Korthikanti et al., arXiv 2205.05198, appendix A), and the backward pass twice a
 adds 4·a·d for each pair of positions: QKᵀ and the product with the values.
 
 Here the keys of the whole padded sequence are counted, not half of them: batches are padded, so attention gets a mask
-as a tensor and computes what it masks.
+as a tensor and also computes masked pairs.
 """
 
 from vantage.estimates.model_shape import ModelShape
@@ -39,9 +39,9 @@ def training_flops(
 ) -> float:
     """Return the FLOPs of a forward and backward pass: three times the layers' forward pass, and four times the head's.
 
-    ``vantage.models.logprobs`` computes logits again in the backward pass, instead of keeping them. With adapters, frozen weights
-    have no gradient, which is a third of it, and the adapters' own weights are added. Checkpointed layers are computed
-    once more.
+    ``vantage.models.logprobs`` computes logits again in the backward pass, instead of keeping them. With adapters,
+    frozen weights have no gradient, which saves a third, and the adapters' own weights are added. Checkpointed layers
+    are computed once more.
     """
     layers = trunk_flops(shape, tokens=tokens, context=context)
     head = head_flops(shape, tokens=logit_tokens)

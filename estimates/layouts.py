@@ -1,9 +1,9 @@
 """Compute the memory of one GPU when a stage is spread over several, and the smallest layout in which the stage fits.
 
-``ddp``: every GPU holds every network whole and computes a part of each minibatch. ``fsdp2``: weights, gradients and
-optimiser state are cut into as many parts as there are GPUs (ZeRO stage 3, arXiv 1910.02054 §3.1). A layer is whole while
-it computes, and the next layer is fetched meanwhile. While responses are sampled all layers stay whole if memory suffices;
-otherwise they are fetched for every token.
+``ddp``: every GPU holds every whole network and computes a part of each minibatch. ``fsdp2``: weights, gradients and
+optimiser state are split into as many parts as there are GPUs (ZeRO stage 3, arXiv 1910.02054 §3.1). A layer is
+gathered while it computes, and the next layer is gathered meanwhile. During sampling, all layers stay gathered if
+memory suffices; otherwise they are gathered for every token.
 """
 
 from collections.abc import Iterator
@@ -35,10 +35,10 @@ cannot join."""
 GPUS_OF_A_NODE = (1, 2, 4, 8)
 MOST_NODES = 128
 LAYERS_GATHERED = 2
-"""Layers that fsdp2 holds whole at one time: the layer that computes, and the next one."""
+"""Number of layers that fsdp2 gathers at one time: the layer that computes, and the next one."""
 TIMES_GATHERED = 2
-"""Multiple of all gathered weights for which memory must suffice where they stay gathered while responses are sampled, as
-``vantage.models.gathered_weights.suffices`` asks for it."""
+"""Multiple of all gathered weights for which memory must suffice if they stay gathered during sampling, as in
+``vantage.models.gathered_weights.suffices``."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """All GPUs."""
+        """Number of GPUs on all nodes."""
         return self.gpus * self.nodes
 
     @property
@@ -68,21 +68,21 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one GPU, or of the process on a CPU. On a GPU ``peak`` is not their sum: activations, KV cache and gradients
-    are not all there at once."""
+    """Bytes of one GPU, or of the process on a CPU. On a GPU ``peak`` is not their sum: activations, KV cache and
+    gradients do not all exist at once."""
 
     weights: float
     optimizer: float
     gradients: float
     activations: float
-    """The most that one pass keeps, its logits included."""
+    """The most bytes that one pass keeps, including its logits."""
     kv_cache: float
-    """The most while responses are sampled, with what drawing a token takes."""
+    """The most bytes during sampling, including those for drawing a token."""
     peak: float
 
 
 def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
-    """Return memory of one GPU, or of the process on a CPU."""
+    """Return the memory of one GPU, or of the process on a CPU."""
     parts = layout.world if layout.is_sharded else 1
     weights, optimizer = _lasting(workload, layout, device)
     gradients = sum(gradient_bytes(each.trained_weights) for each in workload.networks) / parts
@@ -97,7 +97,7 @@ def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
     sampling = max((_sampling(each, workload, layout, device) for each in workload.samplings), default=0.0)
     step = _step_bytes(workload, device) / parts
     phases = (gradients + max(training, step) if training else 0.0, scoring, sampling)
-    # PyTorch gives a GPU's memory to whatever comes next; the C library keeps most of what was freed in pieces
+    # PyTorch reuses a GPU's memory for the next phase; the C library keeps most of the memory that was freed in pieces
     together = sum(phases) if device.is_cpu else max(phases)
     return Memory(
         weights=weights,
@@ -115,7 +115,8 @@ def fits(workload: Workload, layout: Layout, device: Device) -> bool:
 
 
 def with_microbatch(workload: Workload, size: int) -> Workload:
-    """Return the workload with micro-batches of at most ``size`` rows of each rank; what is sampled side by side stays."""
+    """Return the workload with micro-batches of at most ``size`` rows of each rank; the number of responses at once
+    stays."""
     share = min(1.0, size / workload.at_once)
     return replace(
         workload,
@@ -128,13 +129,14 @@ def with_microbatch(workload: Workload, size: int) -> Workload:
 
 
 def with_sampled_rows(workload: Workload, rows: float) -> Workload:
-    """Return the workload with at most ``rows`` responses sampled side by side on each rank."""
+    """Return the workload with at most ``rows`` responses sampled at once on each rank."""
     bounded = tuple(replace(each, at_once=min(each.at_once, rows)) for each in workload.samplings)
     return replace(workload, samplings=bounded)
 
 
 def fitted(workload: Workload, size: int, layout: Layout, device: Device) -> Workload:
-    """Return the workload with this micro-batch, and with as many responses side by side as fit, halved until they do."""
+    """Return the workload with this micro-batch, and with the number of responses sampled at once, halved until they
+    fit."""
     small = with_microbatch(workload, size)
     rows = max((each.rows_at_once(layout.world) for each in small.samplings), default=1.0)
     while rows > 1 and not fits(with_sampled_rows(small, rows), layout, device):
@@ -143,7 +145,8 @@ def fitted(workload: Workload, size: int, layout: Layout, device: Device) -> Wor
 
 
 def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> int | None:
-    """Return the largest micro-batch that fits, halved from the recipe's as the launcher does; None: one row does not fit."""
+    """Return the largest micro-batch that fits, by halving that of the recipe as the launcher does; None: one row does
+    not fit."""
     size = workload.at_once
     while True:
         if fits(with_sampled_rows(with_microbatch(workload, size), 1), layout, device):
@@ -154,7 +157,8 @@ def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> in
 
 
 def smallest_layout(workload: Workload, device: Device) -> tuple[Layout, int] | None:
-    """Return the fewest GPUs in which the stage fits, ddp before fsdp2, and the micro-batch of each; None: too large."""
+    """Return the layout of the fewest GPUs in which the stage fits, ddp before fsdp2, and its micro-batch; None: it is
+    too large."""
     for layout in layouts():
         if layout.is_sharded and (workload.has_packed_base or workload.has_8_bit_states):
             continue
@@ -197,7 +201,8 @@ def _lasting(workload: Workload, layout: Layout, device: Device) -> tuple[float,
 def _held(network: Network, workload: Workload, layout: Layout) -> int:
     """Return the bytes of a network's weights on all GPUs that share them.
 
-    Each sharded network has its own base. In bfloat16, what is frozen is then held as it is gathered.
+    Each sharded network has its own base. With bfloat16, frozen weights are then held in the type in which they are
+    gathered.
     """
     shares = network.shares_base and not layout.is_sharded
     base = 0 if shares else network.weights
@@ -209,8 +214,8 @@ def _held(network: Network, workload: Workload, layout: Layout) -> int:
 
 
 def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: bool) -> float:
-    """Return what a pass needs beside the weights that are held: autocast's copy, fsdp2's whole layers, and the widest matrix of
-    those in 4 bits, which is whole while it is multiplied."""
+    """Return the bytes that a pass needs besides the held weights: autocast's copy, fsdp2's gathered layers, and the
+    widest 4-bit matrix, which is dequantised for its product."""
     casts = workload.is_bfloat16 and not network.is_bfloat16
     if not layout.is_sharded:
         copies = (network.weights - network.weights_in_4_bits) * BFLOAT16 if casts else 0.0
@@ -220,18 +225,20 @@ def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: b
         return copies + widest * (BFLOAT16 if workload.is_bfloat16 else FLOAT32)
     whole = max(network.shape.layer_weights * LAYERS_GATHERED, network.shape.head_matrix)
     width = width_of(network, is_bfloat16=workload.is_bfloat16)
-    # the gradient of one layer as it is computed, and in float32 as it is sent if it is computed in fewer bits
+    # the gradient of one layer in the type of computation, and in float32 for sending if that type has fewer bits
     gradient = whole / LAYERS_GATHERED * (width + (FLOAT32 if width < FLOAT32 else 0)) if trains else 0.0
     return whole * width + gradient
 
 
 def width_of(network: Network, *, is_bfloat16: bool) -> int:
-    """Return bytes of a weight as it is multiplied, and as fsdp2 gathers it; autocast keeps its copy for a whole pass or sampling."""
+    """Return the bytes of a weight in products and when fsdp2 gathers it; autocast keeps its copy for a whole pass or
+    sampling."""
     return BFLOAT16 if is_bfloat16 or network.is_bfloat16 else FLOAT32
 
 
 def keeps_gathered(network: Network, workload: Workload, layout: Layout, device: Device) -> bool:
-    """Return whether weights that fsdp2 has gathered stay so from one sampled token to the next; a CPU's memory is not asked for."""
+    """Return whether weights that fsdp2 has gathered stay gathered from one sampled token to the next; a CPU's memory
+    is not checked."""
     if not layout.is_sharded or device.is_cpu:
         return layout.is_sharded
     free = (1 - RESERVE) * device.memory - sum(_lasting(workload, layout, device))
@@ -263,7 +270,8 @@ def _activations(each: Pass, workload: Workload, layout: Layout, device: Device)
 
 
 def _sampling(each: Sampling, workload: Workload, layout: Layout, device: Device) -> float:
-    """Return the bytes of sampling by the loop: the KV cache at its end, the probabilities of one step, and the weights in the type that multiplies."""
+    """Return the bytes of sampling by the loop: the KV cache at its end, the probabilities of one step, and the weights
+    in the type of the products."""
     if workload.engine is not None:
         if workload.engine.place != "process":
             return 0.0
@@ -280,7 +288,8 @@ def _sampling(each: Sampling, workload: Workload, layout: Layout, device: Device
 
 
 def _step_bytes(workload: Workload, device: Device) -> float:
-    """Return the bytes of AdamW's intermediate results: on a GPU those of all weights at once, on a CPU those of the largest matrix."""
+    """Return the bytes of AdamW's intermediate results: on a GPU for all weights at once, on a CPU for the largest
+    matrix."""
     most = max((each.trained_weights for each in workload.networks), default=0)
     if workload.has_host_optimizer and not device.is_cpu:
         return 0.0

@@ -9,11 +9,11 @@ from vantage.estimates.model_shape import ModelShape
 
 FLOAT32, BFLOAT16, FLOAT64 = 4, 2, 8
 NF4 = 0.5 + FLOAT32 / 64
-"""Bytes of a weight in 4 bits: 64 of them have one scale."""
+"""Bytes of a weight in 4 bits: 64 weights share one scale."""
 ADAM_BYTES = 2 * FLOAT32
 """Bytes of the two moments of a weight."""
 ADAM_8_BIT_BYTES = 2 * (1 + FLOAT32 / 256)
-"""The same in 8 bits: 256 of each have one scale. What is small and stays in float32 is not counted."""
+"""The same in 8 bits: 256 values of a moment share one scale. Small tensors, which stay in float32, are not counted."""
 CHUNK_LOGITS, CHUNK_LOGITS_OF_GPU = 2**23, 2**26
 """Equal to ``vantage.models.chunked_logits.CHUNK_ELEMENTS``: logits that training and scoring hold at once on a CPU, and on a GPU."""
 CHUNK_COPIES = 3
@@ -21,7 +21,7 @@ CHUNK_COPIES = 3
 
 
 def weight_bytes(weights: int, *, bytes_each: float = FLOAT32) -> int:
-    """Return the bytes of a network that computes."""
+    """Return the bytes of a network's weights."""
     return round(weights * bytes_each)
 
 
@@ -41,9 +41,9 @@ def kv_cache_bytes(shape: ModelShape, *, tokens: float, bytes_each: int) -> floa
 
 
 def decoding_bytes(shape: ModelShape, *, rows: float) -> float:
-    """Return the bytes over the vocabulary while a token of ``rows`` responses is drawn.
+    """Return the bytes of tensors over the vocabulary while a token of ``rows`` responses is drawn.
 
-    Logits, scaled logits and log-probabilities in float32; probabilities and their sums in float64.
+    These are logits, scaled logits and log-probabilities in float32, and probabilities and their sums in float64.
     """
     return rows * shape.vocab_size * (3 * FLOAT32 + 2 * FLOAT64)
 
@@ -51,10 +51,10 @@ def decoding_bytes(shape: ModelShape, *, rows: float) -> float:
 def layer_activation_bytes(shape: ModelShape, *, is_bfloat16: bool) -> int:
     """Return the bytes that one layer keeps of one token for the backward pass.
 
-    Counted tensor by tensor as Korthikanti et al. do (arXiv 2205.05198, eq. 1), for what runs here: no dropout, and
-    attention that does not keep its matrix (FlashAttention, arXiv 2205.14135). Before each of the two halves: the
-    residual stream, the normalised stream, and the input of the matrices, h each. Attention: queries, keys and values
-    as rotated, and its output. Feed-forward: gate, activation, up and their product (without a gate: the input of
+    Tensors are counted as by Korthikanti et al. (arXiv 2205.05198, eq. 1), but without dropout, and with attention that
+    does not keep its matrix (FlashAttention, arXiv 2205.14135). Before each of the two halves: the residual stream, the
+    normalised stream, and the input of the matrices, h each. Attention: rotated queries and keys, values, and its
+    output. Feed-forward: gate, activation, up and their product (without a gate: the input of
     the activation and its output). Under autocast the residual stream stays float32, the rest is bfloat16, and every
     matrix keeps a copy of its input: three for queries, keys and values, and one or two for the feed-forward part.
     """
@@ -75,9 +75,10 @@ def training_activation_bytes(
     is_checkpointed: bool = False,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> float:
-    """Return the bytes that a forward pass over ``tokens`` tokens, padding included, keeps, with the logits of one chunk.
+    """Return the bytes that a forward pass over ``tokens`` tokens, including padding, keeps, with the logits of one
+    chunk.
 
-    With checkpointed gradients: the input of every layer, and all of the one that is computed again.
+    With checkpointed gradients: the input of every layer, and all tensors of the layer that is computed again.
     """
     layer = layer_activation_bytes(shape, is_bfloat16=is_bfloat16)
     layers = shape.num_layers * layer

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer: what its memory, FLOPs and bytes depend on."""
+"""The shape of a decoder-only transformer, on which its memory, FLOPs and bytes depend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Family:
     """Differences between the layers of one architecture and a Llama's."""
 
     is_gated: bool = True
-    """Whether the feed-forward part has three matrices and not two."""
+    """Whether the feed-forward part has three matrices instead of two."""
     norm_vectors: int = 1
     """Vectors of a norm: 1 for RMSNorm, 2 for LayerNorm."""
     qkv_bias: bool = False
@@ -93,7 +93,7 @@ class ModelShape:
 
     @property
     def layer_matrices(self) -> int:
-        """Weights of one layer that a token is multiplied with: 2·h·a·d + 2·h·kv + (3 or 2)·h·i."""
+        """Weights of one layer's matrices: 2·h·a·d + 2·h·kv + (3 or 2)·h·i."""
         feed_forward = (3 if self.family.is_gated else 2) * self.intermediate_size
         return self.hidden_size * (2 * self.query_width + 2 * self.kv_width + feed_forward)
 
@@ -109,7 +109,7 @@ class ModelShape:
 
     @property
     def linear_layers(self) -> dict[str, int]:
-        """Name → rows and columns, added, of the matrices of one layer."""
+        """Name → rows + columns, for the matrices of one layer."""
         h, q, kv, i = self.hidden_size, self.query_width, self.kv_width, self.intermediate_size
         if self.family.fused_qkv:
             return {"attention": h + q + 2 * kv, "output": q + h, "up": h + i, "down": i + h}
@@ -124,7 +124,7 @@ class ModelShape:
 
     @property
     def trunk_weights(self) -> int:
-        """Embeddings, layers and the last norm: what a reward or value model has of the policy."""
+        """Weights of embeddings, layers and the last norm: the part of the policy in a reward or value model."""
         if self.counted_weights is not None:
             return self.counted_weights - (0 if self.has_tied_head else self.head_matrix)
         positions = self.num_positions * self.hidden_size if self.family.learned_positions else 0

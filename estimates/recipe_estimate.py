@@ -1,4 +1,4 @@
-"""The estimate of a whole recipe: every stage on one layout, and the smallest layout that each fits in."""
+"""Estimate a whole recipe: every stage on one layout, and the smallest layout in which each stage fits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -53,17 +53,17 @@ class Vllm:
     """``process``, ``servers`` or ``url``."""
     engines: int
     gpus_of_each: int
-    """GPUs that each needs; more than it has: its weights do not fit there."""
+    """GPUs that each vLLM needs; if these are more than it has, its weights do not fit there."""
     tensor_parallel: int
-    """GPUs that each has: ``rollout.tensor_parallel``."""
+    """GPUs that each vLLM has: ``rollout.tensor_parallel``."""
     rows: float
     """Mean number of responses that one of them samples at once; the least of the stage's samplings."""
     tokens_per_second: float
-    """Sampled tokens of all of them, new weights left out."""
+    """Sampled tokens per second of all vLLMs, without the time of new weights."""
     sampling: float
     """Seconds of sampling."""
     sending: float
-    """Seconds until the engines have new weights, of all updates."""
+    """Seconds until the engines have new weights, summed over all updates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,31 +77,31 @@ class StageEstimate:
     microbatch_size: int | None
     """The largest micro-batch that fits, over all GPUs; None: not even one row per GPU fits."""
     memory: Memory
-    """Memory with that micro-batch, or with the recipe's own where nothing fits."""
+    """Memory with that micro-batch, or with the recipe's own if nothing fits."""
     flops: float
     seconds: float
     seconds_in_bfloat16: float | None
-    """Seconds with ``precision: bfloat16``; None: the stage has that, or it is estimated for a CPU."""
+    """Seconds with ``precision: bfloat16``; None: the stage already has it, or the device is a CPU."""
     smallest: tuple[Layout, int] | None
     """The layout with the fewest GPUs in which the stage fits, and its micro-batch there."""
     faster: Faster | None = None
-    """A layout with fewer GPUs on which it is faster; None: there is none."""
+    """A layout with fewer GPUs on which the stage is faster; None: there is none."""
     vllm: Vllm | None = None
-    """vLLM that samples its responses; None: the loop does."""
+    """vLLM that samples the stage's responses; None: the loop does."""
 
     @property
     def fits(self) -> bool:
-        """Return whether it leaves the reserve free."""
+        """Return whether the stage leaves the reserve free."""
         return self.microbatch_size is not None
 
     @property
     def gpu_hours(self) -> float:
-        """All GPUs of the layout, and those of its own servers, for as long as the stage takes."""
+        """Hours of all GPUs of the layout and of the stage's own servers, for the duration of the stage."""
         servers = 0 if self.workload.engine is None else self.workload.engine.own_gpus
         return self.seconds * (self.layout.world + servers) / HOUR
 
     def as_json(self, price: float | None) -> dict[str, Any]:
-        """Return bytes and seconds, and money where a price is given."""
+        """Return bytes and seconds, and money if a price is given."""
         return {
             "stage": self.name,
             "kind": self.kind,
@@ -143,7 +143,7 @@ class RecipeEstimate:
     """Source of the assumed length of sampled responses."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``vantage estimate --json`` prints."""
+        """Return the output of ``vantage estimate --json``."""
         return {
             "recipe": self.recipe,
             "weights": self.shape.weights,
@@ -169,11 +169,11 @@ def estimate_recipe(
 ) -> RecipeEstimate:
     """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each; None: as many as its ``resources`` ask for.
 
-    The strategy of several GPUs is that of ``resources.distributed`` where they come from there; else ddp, or fsdp2
-    where ddp does not fit. ``notes``: remarks on the models for the reader.
+    The strategy of several GPUs is that of ``resources.distributed`` if their number comes from ``resources``; else
+    ddp, or fsdp2 if ddp does not fit. ``notes``: remarks on the models for the reader.
 
     Raises:
-        vantage.models.model_config.UnreadableConfig: the model's configuration is not here.
+        vantage.models.model_config.UnreadableConfig: the model's configuration is not on this machine.
         ValueError: a dataset cannot be counted, or there is no such GPU.
     """
     config = read_config(recipe.model.whole)
@@ -289,7 +289,7 @@ def _estimate_stage(
 
 
 def _engine_of(stage: Stage, nodes: int | None) -> Engine | None:
-    """Return the vLLMs that sample for a stage on so many nodes; None: the loop samples, or nothing is sampled."""
+    """Return the vLLMs that sample for a stage on this many nodes; None: the loop samples, or nothing is sampled."""
     sampling = sampling_of(stage)
     if sampling is None or sampling.engine != "vllm":
         return None
@@ -330,7 +330,7 @@ def _vllm(workload: Workload, device: Device) -> Vllm | None:
 def _dataset_behind(recipe: Recipe, name: str) -> tuple[str, bool]:
     """Return the dataset that a collecting stage reads, and whether it samples responses to its prompts.
 
-    A stage that makes rows of the content that it reads samples none: at most, it keeps them all.
+    A stage that makes rows of the same content as it reads samples none: at most, it keeps all rows.
     """
     stage = recipe.stages[name]
     kind = KINDS[stage.kind]
@@ -341,7 +341,7 @@ def _dataset_behind(recipe: Recipe, name: str) -> tuple[str, bool]:
 
 
 def _sampled_lengths(recipe: ResolvedRecipe, counted: Callable[[str], DataCount]) -> tuple[Lengths, str]:
-    """Return lengths as long as the demonstrations that the policy imitates; without any, as long as the limit."""
+    """Return the lengths of the demonstrations that the policy imitates; without demonstrations, the limit."""
     for stage in recipe.stages.values():
         if isinstance(stage, SupervisedFineTuning):
             data = counted(stage.data)

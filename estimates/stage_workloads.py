@@ -1,7 +1,7 @@
 """Workloads of the kinds of stage: the networks that each holds, and how often sequences go through them.
 
-The numbers of passes follow ``tasks/<kind>.py``; what depends on how training goes (early stops, rounds of
-``drop_uniform_groups``) is counted once, as if it never happened.
+The numbers of passes follow ``tasks/<kind>.py``; events that depend on the course of training (early stops,
+rounds of ``drop_uniform_groups``) are left out.
 """
 
 import math
@@ -80,7 +80,7 @@ def sft(subject: Subject) -> Workload:
     steps = steps_of(work.epochs, data.train, work.batch_size)
     micro = rows_at_once(work.pass_limits, data.whole.longest, work.batch_size)
     batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=1, with_logits=1.0)
-    if work.packing and not work.group_by_length:  # rows of like length leave nothing to fill
+    if work.packing and not work.group_by_length:  # rows of similar length leave nothing to fill
         batch = packed_rows_of(data, work.batch_size, micro)
     held_out = rows_of(data, data.validation + data.test, micro, grouped=False, columns=1, with_logits=1.0)
     policy = language_model(subject, "policy", trained=True)
@@ -173,7 +173,8 @@ def dpo(subject: Subject) -> Workload:
 
 
 def kto(subject: Subject) -> Workload:
-    """Return the work of KTO; the mismatched responses, by which the KL is estimated, are counted as the batch's own."""
+    """Return the work of KTO; the mismatched responses, by which the KL is estimated, are assumed to be as long as the
+    batch's own."""
     work = subject.stage
     assert isinstance(work, ResolvedKahnemanTverskyOptimization)
     data = subject.data_of(work.data)
@@ -321,7 +322,7 @@ def policy(subject: Subject) -> Workload:
         trains = algorithm.trains_critic
         networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=trains))
     copies = work.rollout.ahead and not work.rollout.is_served
-    if copies and lora_of(work) is None:  # with adapters only these are copied
+    if copies and lora_of(work) is None:  # with adapters, only the adapters are copied
         networks.append(Network(role="copy", shape=subject.shape))
     return whole_workload(
         subject,
@@ -428,10 +429,10 @@ def evaluation(subject: Subject) -> Workload:
             passes.append(forward(role, 1, rows))
     judges = judges_of(work)
     for role, judge in judges.items():
-        if judge.kind == "model":  # it is loaded after both others were freed
+        if judge.kind == "model":  # the judge is loaded after both policies were freed
             networks.append(replace(language_model(subject, role), is_held_in_turn=True))
             passes.append(forward(role, 1, rollouts.asked(sampled, judge.template)))
-    # the critic reads those responses of each model that the report shows token by token
+    # the critic reads the responses of each model that the report shows token by token
     if work.critic is not None:
         networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_held_in_turn=True))
         passes.append(forward("critic", 2, rollouts.scored(min(SHOWN_BY_TOKEN, tests), logits=0.0)))

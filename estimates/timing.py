@@ -2,8 +2,9 @@
 
 A pass takes the longest of three times (the roofline; Williams et al. 2009): its FLOPs at the assumed rate, its bytes at
 the assumed bandwidth, and the time in which Python starts its operations. A CPU does one after the other, so there the
-three are added. Communication of fsdp2 is assumed to run beside the computation, and ddp's sums of gradients beside the
-backward pass of the last micro-batch. Not counted: loading weights and data, the visits of offloaded networks, checkpoints,
+three are added. Communication of fsdp2 is assumed to overlap with the computation, and ddp's sums of gradients with
+the backward pass of the last micro-batch. Not counted: loading weights and data, the visits of offloaded networks,
+checkpoints,
 verifiers, and the start of the process.
 """
 
@@ -17,18 +18,18 @@ from vantage.estimates.memory import FLOAT32, decoding_bytes, kv_cache_bytes, la
 from vantage.estimates.workload import Network, Pass, Sampling, Workload
 
 SCORING_TRAFFIC = 2
-"""Transfers of each tensor of a layer in a pass without gradients: it is written and read once."""
+"""Transfers of each tensor of a layer in a pass without gradients: the tensor is written and read once."""
 TRAINING_TRAFFIC = 5
 """Transfers in a training pass: the backward pass also reads the tensor, writes its gradient, and reads the gradient."""
 BACKWARD_SHARE = 2 / 3
-"""Share of a training pass that is its backward pass: two products for each of the forward pass."""
+"""Share of the backward pass in a training pass: it has two products for each product of the forward pass."""
 STEP_BYTES = 40
 """Bytes per weight in an optimiser step: the norm of its gradient (4), its clipping (8), and AdamW (28), which reads the
 weight, its gradient and its moments, and writes all but the gradient."""
 
 
 def seconds_of(workload: Workload, layout: Layout, device: Device) -> float:
-    """Return wall-clock seconds of the stage's computation."""
+    """Return the wall-clock seconds of the stage's computation."""
     return sum(parts_of(workload, layout, device))
 
 
@@ -37,15 +38,15 @@ class Parts(NamedTuple):
 
     computing: float
     gathering: float
-    """Waiting for weights while responses are sampled."""
+    """Waiting for weights during sampling."""
     communicating: float
     """Waiting for weights and gradients in other passes."""
     sampling: float = 0.0
-    """vLLM's sampling, as far as nothing is computed meanwhile."""
+    """vLLM's sampling, without the time that overlaps with updates."""
 
 
 def parts_of(workload: Workload, layout: Layout, device: Device) -> Parts:
-    """Return the seconds of computation, and those in which it waits for other GPUs."""
+    """Return the seconds of computation, and the seconds of waiting for other GPUs."""
     passes = [(each.times, _pass_seconds(each, workload, layout, device)) for each in workload.passes]
     if workload.engine is not None:
         placed = on_ranks(workload, world=layout.world, is_sharded=layout.is_sharded)
@@ -66,7 +67,7 @@ def parts_of(workload: Workload, layout: Layout, device: Device) -> Parts:
 
 
 def flops_of(workload: Workload) -> float:
-    """Return FLOPs of the whole stage."""
+    """Return the FLOPs of the whole stage."""
     passes = sum(each.times * _pass_flops(each, workload) for each in workload.passes)
     return passes + sum(each.times * _sampling_flops(each, workload) for each in workload.samplings)
 
@@ -170,9 +171,10 @@ def _longest(device: Device, *, flops: float, moved: float, host: float, is_bflo
 def _communication(
     network: Network, micro: float, layout: Layout, device: Device, *, trains: bool, is_bfloat16: bool
 ) -> float:
-    """Return the seconds of a ring: every GPU sends (w − 1)/w of what is gathered, and twice that of what is summed up everywhere.
+    """Return the seconds of a ring: every GPU sends (w − 1)/w of the bytes to gather, and twice that share of the bytes
+    to sum everywhere.
 
-    fsdp2 gathers for each micro-batch, in training once forward and once backward, and adds up gradients in float32.
+    fsdp2 gathers for each micro-batch, in training once forward and once backward, and sums gradients in float32.
     """
     if layout.world == 1:
         return 0.0

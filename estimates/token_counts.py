@@ -1,8 +1,9 @@
 """Count the rows of a dataset and their tokens, without the stages' own tokenizer.
 
-Lengths are those of the first ``SAMPLED_ROWS`` rows. The number of rows of a large file is estimated from the bytes of these.
-Tokens are counted by the model's ``tokenizer.json``, and where there is none as UTF-8 bytes / ``BYTES_PER_TOKEN``. Tokens
-that a chat template adds are not counted. A file that is not here is assumed to be as long as the recipe's limits allow.
+Lengths are those of the first ``SAMPLED_ROWS`` rows. The number of rows of a large file is estimated from the bytes of
+these. Tokens are counted by the model's ``tokenizer.json``, or as UTF-8 bytes / ``BYTES_PER_TOKEN`` if there is none.
+Tokens of the chat template are not counted. Texts of a missing file are assumed to be as long as the recipe's limits
+allow.
 """
 
 import json
@@ -25,7 +26,7 @@ COUNTED_BYTES = 2**24
 """Bytes of the largest file whose rows are all counted. The rows of a larger one are estimated from the bytes of the
 first rows."""
 BYTES_PER_TOKEN = 4
-"""About right for English prose; other languages have fewer bytes a token."""
+"""Approximate bytes of a token in English prose; other languages have fewer."""
 
 CountTokens = Callable[[str], int]
 
@@ -43,11 +44,11 @@ class Lengths:
 
     @property
     def longest(self) -> int:
-        """The longest of all."""
+        """Tokens of the longest sequence."""
         return self.tokens[-1]
 
     def longest_of(self, count: float) -> float:
-        """Return expected length of the longest of ``count`` sequences drawn with replacement.
+        """Return the expected length of the longest of ``count`` sequences drawn with replacement.
 
         Σ l_k · ((k/n)^count − ((k−1)/n)^count) over the n sorted lengths.
         """
@@ -75,7 +76,7 @@ class DataCount:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The first rows in our columns, and how many there are in all."""
+    """The first rows in our columns, and the number of all rows."""
 
     rows: Sequence[Mapping[str, Any]]
     total: int
@@ -86,7 +87,7 @@ def count_data(recipe: Recipe, name: str, count: CountTokens, *, counted_by: str
     """Return rows and lengths of ``data.NAME``.
 
     Raises:
-        ValueError: the file is not here and the recipe does not contain the number of training rows.
+        ValueError: the file is missing and the recipe does not contain the number of training rows.
     """
     data, content = recipe.data[name], content_of(recipe, name)
     limits = recipe.generation
@@ -228,7 +229,7 @@ def _text_columns(content: Content) -> tuple[str, ...]:
 
 
 def _read(data: Data, content: Content, shares: Shares) -> _Rows | None:
-    """Return the first rows; None if there is no such file here."""
+    """Return the first rows; None if there is no such file."""
     if isinstance(data.origin, Builtin):
         return _builtin(data, shares)
     from vantage.schemas.source_files import files_of
@@ -312,14 +313,15 @@ def _measured(data: Data, content: Content, path: Path) -> _Rows:
 
 
 def _bytes_of(row: Mapping[str, Any], ending: str) -> int:
-    """Return about how many bytes the row takes in the file, with its line's end."""
+    """Return the approximate bytes of the row in the file, including the end of its line."""
     if ending.startswith(".csv"):
         return sum(len(str(value).encode()) + 1 for value in row.values())
     return len(json.dumps(dict(row), ensure_ascii=False, default=str).encode()) + 1
 
 
 def _total(path: Path, ending: str, stream: Iterator[Any], read: int, size: int) -> tuple[int, str]:
-    """Return rows of the file, and how they were counted: all of them, or by the bytes of the first ones."""
+    """Return the number of rows of the file, and how they were counted: all of them, or by the bytes of the first
+    ones."""
     from vantage.schemas.source_files import PACKINGS
 
     is_short = read < SAMPLED_ROWS or path.stat().st_size <= COUNTED_BYTES
@@ -336,7 +338,7 @@ def _total(path: Path, ending: str, stream: Iterator[Any], read: int, size: int)
 
 
 def token_counter(folder: Path | None, *, is_character_model: bool) -> tuple[CountTokens, str]:
-    """Return what counts the tokens of a text, without special ones, and its name."""
+    """Return a function that counts the tokens of a text without special tokens, and its name."""
     if is_character_model:
         return len, "one per character"
     file = None if folder is None else folder / "tokenizer.json"

@@ -12,28 +12,29 @@ class Network:
     """One copy of the model that a stage holds in its device's memory."""
 
     role: str
-    """``policy``, ``reference``, ``critic``, a reward model by the name of its stage, or the role of a model that judges."""
+    """``policy``, ``reference``, ``critic``, the name of a reward model's stage, or the role of a model that judges."""
     shape: ModelShape
     is_scalar: bool = False
-    """Whether it is a trunk with a head of one number; else it is a language model."""
+    """Whether it is a trunk with a scalar head; otherwise it is a language model."""
     is_trained: bool = False
     is_bfloat16: bool = False
     """Whether it is held in bfloat16; all other weights are float32."""
     adapter_weights: int = 0
-    """Number of weights in its adapters (LoRA). Then only these are trained, with the head of a reward or value model.
-    0: none."""
+    """Number of weights in its adapters (LoRA); then only these are trained, with the head of a reward or value model.
+    0: it has none."""
     is_held_in_turn: bool = False
-    """Whether it is loaded after the network before it was removed; of all such networks only the largest counts."""
+    """Whether it is loaded only after the previous network was removed; of all such networks only the largest
+    counts."""
     shares_base: bool = False
-    """Whether another network of the stage holds the weights beneath its adapters."""
+    """Whether another network of the stage holds the base weights of its adapters."""
     is_offloaded: bool = False
-    """Whether its weights lie in host memory and are on the device for its passes alone."""
+    """Whether its weights are in host memory, and on the device only for its passes."""
     is_in_4_bits: bool = False
     """Whether the matrices of its layers are frozen and held in 4 bits (NF4)."""
 
     @property
     def weights(self) -> int:
-        """Number of its weights, those of adapters left out."""
+        """Number of its weights without those of adapters."""
         return self.shape.trunk_weights + self.shape.hidden_size if self.is_scalar else self.shape.weights
 
     @property
@@ -45,7 +46,7 @@ class Network:
 
     @property
     def weights_in_4_bits(self) -> int:
-        """Return how many of its weights are held in 4 bits."""
+        """Return the number of its weights that are held in 4 bits."""
         return self.shape.num_layers * self.shape.layer_matrices if self.is_in_4_bits else 0
 
 
@@ -60,12 +61,12 @@ class Sequences:
     tokens: float
     """Mean tokens of a sequence, with padding to the longest of its micro-batch."""
     longest: float
-    """Tokens of the longest sequence."""
+    """Number of tokens of the longest sequence."""
     logit_tokens: float = 0.0
     """Mean number of a sequence's tokens whose logits are computed."""
 
     def rows_at_once(self, world: int) -> float:
-        """Return the rows in one micro-batch of each of so many ranks; at least 1."""
+        """Return the rows in one micro-batch of each of ``world`` ranks; at least 1."""
         return max(1.0, min(self.at_once, self.count / world))
 
 
@@ -80,9 +81,10 @@ class Pass:
     takes_step: bool = True
     """Whether an optimiser step follows each pass; only for training passes."""
     has_precision: bool = True
-    """Whether it runs in the stage's ``precision``; a pass of a reward's model runs in the type of its weights."""
+    """Whether it uses the stage's ``precision``; a pass of a reward's model uses the type of its weights."""
     in_update: bool = False
-    """Whether it is part of an iteration's update, which begins after the next rollout has (``rollout.ahead: 1``)."""
+    """Whether it is part of an iteration's update, which begins after the next rollout has begun (``rollout.ahead:
+    1``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,20 +96,20 @@ class Sampling:
     count: float
     """Number of responses sampled each time."""
     at_once: float
-    """Most responses that a rank samples side by side."""
+    """Most responses that a rank samples at once."""
     prompt: float
-    """Mean tokens of a prompt, padded to the longest of those sampled side by side."""
+    """Mean tokens of a prompt, padded to the longest of those sampled at once."""
     response: float
     """Mean tokens of a response."""
     steps: float
-    """Tokens of the longest of those sampled side by side: passes through the network."""
+    """Tokens of the longest response of those sampled at once, which is the number of passes through the network."""
     longest: float
     """Most tokens of a prompt and its response together."""
     is_rollout: bool = False
-    """Whether it is the rollout of each iteration, of which all but the first may be begun ahead (``rollout.ahead: 1``)."""
+    """Whether it is the rollout of each iteration; all but the first may begin ahead (``rollout.ahead: 1``)."""
 
     def rows_at_once(self, world: int) -> float:
-        """Return the rows side by side on each of so many ranks; at least 1."""
+        """Return the responses sampled at once on each of ``world`` ranks; at least 1."""
         return max(1.0, min(self.at_once, self.count / world))
 
 
@@ -121,7 +123,7 @@ class Engine:
     max_rows: int | None
     """``rollout.max_rows``."""
     is_beside: bool = False
-    """``rollout.ahead: 1``: it samples while the stage trains."""
+    """Whether ``rollout.ahead: 1`` is set: the engine samples while the stage trains."""
     tensor_parallel: int = 1
     """``rollout.tensor_parallel``."""
     gathers: bool = False
@@ -157,15 +159,16 @@ class Workload:
     has_host_optimizer: bool = False
     """Whether the optimiser's state lies in host memory."""
     engine: Engine | None = None
-    """vLLMs that sample the responses; None: the loop does."""
+    """vLLMs that sample the responses; None: the loop samples them."""
     asked: tuple[Asked, ...] = ()
-    """Questions to judges and reward servers. They take time and money that no estimate of this machine has."""
+    """Questions to judges and reward servers. Their time and money are in no estimate of this machine."""
 
     @property
     def has_packed_base(self) -> bool:
-        """Return whether it trains or reads adapters on a base in 4 bits, whose weights are not cut over GPUs."""
+        """Return whether the stage trains or reads adapters on a base in 4 bits, whose weights are not sharded over
+        GPUs."""
         return any(network.adapter_weights and network.is_in_4_bits for network in self.networks)
 
     def network(self, role: str) -> Network:
-        """Return the network in a role."""
+        """Return the network with a role."""
         return next(network for network in self.networks if network.role == role)

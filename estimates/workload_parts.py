@@ -1,4 +1,4 @@
-"""Parts of the stages' workloads: sampled responses, rows of a dataset, networks, and what they add up to."""
+"""Parts of the stages' workloads: sampled responses, rows of a dataset, networks, and their passes."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,10 +41,10 @@ class Subject:
     sampled: Lengths
     """Tokens of a sampled response."""
     others: Mapping[str, ModelShape] = field(default_factory=dict)
-    """Step that imports another model → its shape. Only reward models are trained from one; what other stages make has the shape
-    of the recipe's."""
+    """Step that imports another model → its shape. Only reward models are trained from other models; models of other
+    stages have the shape of the recipe's model."""
     finds_rows: bool = False
-    """Whether stages find how many responses memory has room for, side by side: on a GPU."""
+    """Whether stages find how many responses fit in memory at once, as they do on a GPU."""
 
     def shape_of(self, role: str) -> ModelShape:
         """Return the shape of the model that the stage reads in a role."""
@@ -72,7 +72,7 @@ QUESTIONS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Responses:
-    """Responses to the prompts of one dataset: how they are sampled and what goes through the networks then."""
+    """Responses to the prompts of one dataset, with their sampling and their passes through networks."""
 
     subject: Subject
     prompts: str
@@ -81,13 +81,13 @@ class Responses:
 
     @property
     def sampled(self) -> PassLimits:
-        """The bounds of what is sampled side by side."""
+        """Limits of the responses that are sampled at once."""
         if self.subject.finds_rows and self.limits.tokens is None:
             return replace(self.limits, rows=self.rollout.max_rows)
         return self.rollout.limits(self.limits)
 
     def sampling(self, role: str, times: float, count: float) -> Sampling:
-        """Return the sampling of ``count`` responses, so many times."""
+        """Return the sampling of ``count`` responses, ``times`` times."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         longest = prompt.longest + response.longest
         if self.rollout.engine == "vllm":  # vLLM pads nothing, and has no micro-batches
@@ -129,7 +129,7 @@ class Responses:
         )
 
     def asked(self, pairs: float, template: str) -> Sequences:
-        """Return what a model reads that judges pairs of responses: both orders, each with both answers."""
+        """Return the sequences of a model that judges pairs of responses: both orders, each with both answers."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         around = len(template) / CHARACTERS_OF_A_TOKEN
         longest = around + prompt.longest + 2 * response.longest
@@ -166,9 +166,10 @@ class Responses:
         ]
 
     def judged(self, judge: JudgingModel, count: float) -> Sequences:
-        """Return what a model of the run reads that judges ``count`` responses: each question once, then each of its answers.
+        """Return the sequences of a model of the run that judges ``count`` responses: each question once, then each of
+        its answers.
 
-        The answer with which a response is compared is counted as if it were as long as the response.
+        The answer to which a response is compared is assumed to be as long as the response.
         """
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         shown, answers = (1 if judge.against is None else 2), len(judge.labels)
@@ -185,26 +186,26 @@ class Responses:
         )
 
     def questions(self, rewards: Sequence[str], times: float, count: float) -> Iterator[Asked]:
-        """Yield what the servers of these rewards are asked about ``count`` responses."""
+        """Yield the questions to the servers of these rewards about ``count`` responses."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         yield from asked_by(
             self.subject.recipe, rewards, responses=times * count, prompt=prompt.mean, response=response.mean
         )
 
     def taught(self, server: TeacherServer | None, count: float) -> Iterator[Asked]:
-        """Yield what a teacher's server is asked about ``count`` responses; nothing without one."""
+        """Yield the questions to a teacher's server about ``count`` responses; nothing without one."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
         if server is not None:
             yield Asked(server=server, responses=count, prompt=prompt.mean, response=response.mean)
 
     def logprobs(self, times: float, count: float, *, reference: bool) -> list[Pass]:
-        """Return the log-probabilities of ``count`` responses under the policy, and under its reference."""
+        """Return the passes for log-probabilities of ``count`` responses under the policy, and under its reference."""
         scored = self.scored(count, logits=1.0)
         return [forward(role, times, scored) for role in ("policy", *(["reference"] if reference else []))]
 
 
 def validations(work: ResolvedPolicyOptimization | ResolvedBestOfN | ResolvedDistillation) -> int:
-    """Return how often the policy is measured on validation prompts after an iteration, the last one included."""
+    """Return how often the policy is measured on validation prompts after an iteration, including the last one."""
     own = work.validations
     together = math.lcm(*own)
     due = sum(work.iterations // every for every in own)
@@ -243,7 +244,7 @@ def selection(
             forward(role, measured, watched.judged(judge, count))
             for role, judge in judging_models(watched.subject, (watching,))
         ]
-    # a model is asked from the second measurement on: the first one compares equal responses
+    # the model is asked from the second measurement on, since the first one compares equal responses
     if work.watch.judge.kind == "model":
         asked = watched.asked(count, work.watch.judge.template)
         passes.append(forward(WATCH, measured - 1, asked))
@@ -251,7 +252,7 @@ def selection(
 
 
 def monitors(subject: Subject, work: ResolvedPolicyOptimization) -> tuple[list[Pass], list[str]]:
-    """Return the passes of what is measured beside the score, and the datasets that they read."""
+    """Return the passes of measurements besides the score, and the datasets that they read."""
     passes, most = [], work.validation_samples
     if work.demonstrations is not None:
         data = subject.data_of(work.demonstrations)
@@ -278,7 +279,8 @@ def watch_networks(subject: Subject) -> list[Network]:
 
 
 def rows_at_once(limits: PassLimits, longest: float, whole: float) -> int:
-    """Return the most rows of one pass, of which the longest has so many positions; ``whole`` where ``limits`` bound no rows."""
+    """Return the most rows of one pass whose longest row has ``longest`` positions; ``whole`` if ``limits`` do not
+    bound rows."""
     rows = limits.rows or math.ceil(whole)
     return rows if limits.tokens is None else max(1, min(rows, int(limits.tokens // longest)))
 
@@ -299,7 +301,7 @@ def rows_of(
 
 
 def packed_rows_of(data: DataCount, rows: float, micro: float) -> Sequences:
-    """Return ``rows`` rows of one response each, packed: several lie side by side in a row of a pass as long as the longest.
+    """Return ``rows`` rows of one response each, packed: several in a row of a pass as long as the longest.
 
     First fit decreasing leaves few positions of these rows empty; empty ones are not counted.
     """
