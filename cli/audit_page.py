@@ -1,4 +1,4 @@
-"""The result of an audit as one HTML page: no network, no script, light and dark, as narrow as a phone."""
+"""The result of an audit as one HTML page, without network and scripts, for light and dark, and for phones."""
 
 from collections.abc import Iterable, Iterator
 from html import escape

@@ -59,7 +59,7 @@ def subject_of(artifact: AuditedArtifact) -> str:
 
 
 def checks_shown_alone(checks: Iterable[Check]) -> Iterator[Check]:
-    """Yield the checks with a line of their own: gates, copies and aliases, and those that failed."""
+    """Yield the checks that get their own line: gates, copies and aliases, and failed checks."""
     for check in checks:
         if check.outcome != "ok" or check.subject.startswith((_GATES, "alias ", "version ", "copy ")):
             yield check
@@ -112,7 +112,7 @@ def _line(name: str, outcome: Outcome, rest: str) -> Text:
 
 
 def _plain(text: str) -> str:
-    """Return a text in one line: what a record contains cannot look like another line of the audit."""
+    """Return a text in one line, so that no record can imitate a line of the audit."""
     return safe_text(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

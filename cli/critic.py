@@ -60,7 +60,7 @@ def critic(
 
 
 def _show(console: "Console", found: "Critics", html: Path | None) -> None:
-    """Show the tables first, then every finding; the last line is the first thing to do."""
+    """Show the tables first, then every finding; the last line is the most urgent remedy."""
     from rich.text import Text
 
     from vantage.ledger.critic_page.tables import diagnosis_tables, drift_table, summary

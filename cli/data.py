@@ -25,7 +25,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Inspect data files.")
 MEASURED_ROWS = 500
 """Number of usable rows whose tokens are counted."""
 _PIECE = 1200
-"""Characters of a piece of a row that are shown."""
+"""Number of characters that are shown of a piece of a row."""
 _NO_RESPONSE: Sequence[Any] = (None,)
 _SHOWN_FAULTS = 5
 _WITHOUT_MODEL = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
@@ -108,7 +108,7 @@ def _content(named: str | None) -> "Content | None":
 
 
 def _load(split: str | None, config: str | None, max_rows: int | None) -> "Load | None":
-    """Return which rows of a dataset on the hub are read; they are streamed, so that no more are fetched."""
+    """Return the rows of a dataset on the hub to read; rows are streamed, so that only these are fetched."""
     from vantage.schemas.recipe.inputs import CONFIG_PATTERN, SPLIT_PATTERN, Load
 
     if split is None:
@@ -185,7 +185,7 @@ def _with_tokens(
 
 
 def _special_tokens(numbers: Sequence[int], rendered: "Sequence[RenderedRow]") -> dict[str, tuple[int, int]]:
-    """Return special token → (how often the rows contain it, in how many rows); several responses share a row's prompt."""
+    """Return special token → (occurrences, rows with it); several responses share a row's prompt."""
     of_row: dict[int, Counter[str]] = {}
     for number, each in zip(numbers, rendered, strict=True):
         found = of_row.setdefault(number, Counter(each.special_in_prompt))
@@ -195,7 +195,7 @@ def _special_tokens(numbers: Sequence[int], rendered: "Sequence[RenderedRow]") -
 
 
 def _unwritten(numbers: Sequence[int], rendered: "Sequence[RenderedRow]") -> dict[str, int]:
-    """Return part that the chat template does not write → number of rows that have it."""
+    """Return part that the chat template does not write → number of rows with this part."""
     found = {
         (number, part) for number, each in zip(numbers, rendered, strict=True) for part in each.unwritten
     }

@@ -20,13 +20,13 @@ class FoundColumns:
     rows: Sequence[Mapping[str, Any]]
     """The first rows in our columns."""
     is_all: bool
-    """True if the file has no other rows."""
+    """Whether the file has no other rows."""
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Labels of judgments: ``first``, ``second``, ``tie`` → the labels that mean it; empty: the usual words."""
+    """Verdict (``first``, ``second``, ``tie``) → the file's labels for it; empty: the usual words."""
 
 
 def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -> FoundColumns:
-    """Return the format of the file's first rows.
+    """Return the columns that hold the content, and the file's first rows.
 
     Args:
         needs_answers: require a reference answer with each prompt.
@@ -68,7 +68,7 @@ def find_columns(file: Path, content: Content, *, needs_answers: bool = False) -
 
 
 def check_builtin(source: str, content: Content) -> None:
-    """Refuse a name that belongs to no built-in data of this content.
+    """Refuse a name that no built-in data of this content has.
 
     Raises:
         ValueError: there is no such built-in data, or it holds other content.

@@ -185,8 +185,8 @@ def _client() -> Iterator["SyncPrefectClient"]:
     """Yield a client of the configured Prefect server, after a check that it answers.
 
     Raises:
-        ValueError: none is configured.
-        ConnectionError: it does not answer.
+        ValueError: no server is configured.
+        ConnectionError: the server does not answer.
     """
     from vantage.flows.prefect_server.server import configured_url
 
@@ -223,7 +223,7 @@ def _described(deployment: "DeploymentResponse") -> dict[str, Any]:
 
 
 def _at_once(deployment: "DeploymentResponse") -> str:
-    """Return ``1, skips others``: the number of concurrent runs, and what happens to one too many."""
+    """Return ``1, skips others``: the number of concurrent runs, and what happens to further ones."""
     from vantage.flows.prefect_server.overlaps import CANCELS_EARLIER
 
     limit = deployment.global_concurrency_limit

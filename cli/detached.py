@@ -1,4 +1,4 @@
-"""``vantage run --detach``: start a run in a session of its own, which no terminal ends, and return when it has begun."""
+"""``vantage run --detach``: start a run in its own session, which no terminal ends, and return when it has begun."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from vantage.runs.workspace import RUN_ID, Workspace
 from vantage.storage.durable_files import free_path, make_folder
 
 CONSOLE_LOG = "console.log"
-"""File in the run's folder with what the run prints."""
+"""File in the run's folder with the output of the run."""
 _BEGUN = re.compile(rf"· run ({RUN_ID.pattern})")
 """The heading of the plan, which a run prints first."""
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -30,7 +30,7 @@ class Detached:
     pid: int
     log: Path
     exit_code: int | None
-    """Exit code of the process; None: it is under way."""
+    """Exit code of the process; None: the process is running."""
 
 
 def start_detached(arguments: Sequence[str], workspace: Workspace) -> Detached:

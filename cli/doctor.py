@@ -43,7 +43,7 @@ def doctor(workspace: Place = DEFAULT_WORKSPACE, as_json: AsJson = False) -> Non
 
 
 def _asked(findings: "Callable[[], Iterable[Finding]]") -> "list[Finding]":
-    """Return what a server is asked for, or that it fails or refuses the login."""
+    """Return the findings about a server, or one that the server fails or refuses the login."""
     from vantage.runs.findings import Finding
 
     try:

@@ -145,7 +145,7 @@ def _servers(stage: "StageEstimate") -> str:
 
 
 def _by_vllm(found: "Vllm", nodes: int) -> str:
-    """Return what vLLM does in a stage on so many nodes, in one line."""
+    """Return vLLM's part in a stage on ``nodes`` nodes, in one line."""
     each = " each" if found.engines > 1 else ""
     if found.place == "process":
         who = f"in each of {found.engines} processes" if found.engines > 1 else "in the stage's process"
@@ -168,7 +168,7 @@ def _by_vllm(found: "Vllm", nodes: int) -> str:
 
 
 def _asked(asked: "Asked") -> str:
-    """Return what a server is asked, in one line."""
+    """Return the questions to a server, in one line."""
     model = getattr(asked.server, "model", None)
     named = asked.server.name if model is None else f"{asked.server.name} ({model})"
     parts = [f"{named} about {asked.responses:,.0f} responses in at most {asked.requests:,.0f} requests"]
@@ -198,7 +198,7 @@ def _smallest(smallest: "tuple[object, int] | None", at_once: int) -> str:
 
 
 def _size(value: float) -> str:
-    """Return three digits, in MB or GB."""
+    """Return a size with three digits, in MB or GB."""
     if not value:
         return ""
     return f"{value / GIGA:,.1f} GB" if value >= GIGA else f"{value / MEGA:,.0f} MB"

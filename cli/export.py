@@ -133,7 +133,7 @@ def _write(place: "Workspace", named: str, target: Path, *, known_as: Path | Non
 
 
 def _print_written(done: _Written, target: Path | None) -> None:
-    """Print what was written; ``target`` None: into a folder that goes with the command."""
+    """Print what was written; ``target`` None: it was written into a temporary folder."""
     print(done.label if target is None else f"{done.label} → {target}")
     compared = "of adapters merged into their model" if done.is_merged else "compared with the store"
     print(f"digest {done.written['digest'][:12]}, {len(done.written['files'])} files {compared}")
@@ -158,7 +158,7 @@ def _entry_of(place: "Workspace", origin: "Origin") -> "RunEntry | None":
 
 
 def _maker_of(place: "Workspace", origin: "Origin") -> "MadeBy | None":
-    """Return the run that made the model, if the named run has reused it from the store."""
+    """Return the run that made the model, if the named run only reused it from the store."""
     from vantage.review.exports.exported_card import MadeBy
     from vantage.runs.view import Maker, RunView
 
@@ -184,7 +184,7 @@ def _can_serve() -> bool:
 
 
 def _port(usual: int) -> str:
-    """Return the option for a port other than the usual one, if that is taken."""
+    """Return the option for another port if the usual one is taken."""
     from vantage.runs.own_commands import usable_port
 
     port = usable_port(usual)

@@ -1,5 +1,5 @@
-"""A command whose messages help: about an unknown option, the command that has it, or how a field of the recipe is set; about a
-missing argument, what it is."""
+"""A command with helpful messages. For an unknown option, they name the command that has it, or the way to set a field
+of the recipe; for a missing argument, they have its help."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class HelpfulCommand(TyperCommand):
     """A command of Vantage."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; the message about an unknown option names what it may be."""
+        """Parse the arguments; the message about an unknown option names what was probably meant."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # typer has its own copy of click, whose exceptions have no public name
@@ -25,12 +25,12 @@ class HelpfulCommand(TyperCommand):
 
 
 def _described(error: Exception) -> str:
-    """Return the help of the missing argument; empty: it has none."""
+    """Return the help of the missing argument; empty: there is none."""
     return getattr(getattr(error, "param", None), "help", None) or ""
 
 
 def _meant(ctx: typer.Context, option: str) -> str:
-    """Return what an option may be that this command does not have; empty: nothing is known."""
+    """Return the probable meaning of an option that this command does not have; empty: it is unknown."""
     name, own = option.lstrip("-").replace("-", "_"), ctx.command.params
     arguments = [
         str(getattr(each, "metavar", None) or each.name) for each in own if not each.opts[0].startswith("-")

@@ -26,7 +26,7 @@ VERIFIER_NAME = "verifier.py"
 TINY = "builtin:tiny"
 BUILTIN = "builtin:arithmetic/{}"
 FEW_ROWS = 1000
-"""A file with fewer rows holds out a tenth of them in place of a twentieth."""
+"""A file with fewer rows holds out a tenth of them instead of a twentieth."""
 ONE_GPU_BYTES = 60e9
 BYTES_PER_WEIGHT = 16
 """Bytes per trained weight: the weight, its gradient and AdamW's two moments in float32."""
@@ -153,7 +153,7 @@ def _file_of(target: Path) -> Path:
 
 
 def _check_place(file: Path) -> None:
-    """Refuse a path that cannot be written in the recipe's first line, or whose folder is a file."""
+    """Refuse a path that cannot appear in the recipe's first line, or whose folder is a file."""
     if unfit := _UNFIT.search(str(file)):
         raise ValueError(
             f"{str(file)!a} has the character {unfit[0]!a}, which a recipe cannot quote; name another file or folder"
@@ -195,7 +195,7 @@ def _ask(given: Given) -> Given:
 
 
 def _answer(question: str, default: str, check: Callable[[str], None]) -> str:
-    """Ask until the answer is one that can be used."""
+    """Ask until the answer can be used."""
     while True:
         answer = str(typer.prompt(question, default=default, show_default=bool(default))).strip()
         try:
@@ -293,7 +293,7 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
             held_out=0.1 if few else 0.05,
         )
     shares = {each.held_out for each in data.values()}
-    if len(shares) > 1:  # one pair of shares for a recipe
+    if len(shares) > 1:  # a recipe has one pair of shares
         data = {key: replace(each, held_out=max(shares)) for key, each in data.items()}
     own_verifier = (
         reward == "verifier"
@@ -326,7 +326,7 @@ def _draft(given: Given, file: Path, name: str | None) -> "tuple[Draft, bool]":
 
 
 def _sources_of(given: Given, reward: "Reward", *, has_files: bool) -> "dict[Content, str | None]":
-    """Return each content's source; a demo has the built-in ones that its reward reads."""
+    """Return the source of each content; a demo has the built-in sources that its reward reads."""
     sources: dict[Content, str | None] = {
         "demonstrations": given.demonstrations,
         "preferences": given.preferences,
@@ -418,7 +418,7 @@ def _name_of(name: str | None, file: Path) -> str:
 
 
 def _write(draft: "Draft", file: Path, *, own_verifier: bool, force: bool) -> None:
-    """Write the recipe, once it has been loaded as ``vantage plan`` loads it."""
+    """Write the recipe, after loading it as ``vantage plan`` does."""
     from vantage.cli.recipe_draft import recipe_text
     from vantage.schemas.loading.recipe_file import parse_recipe
     from vantage.storage.durable_files import make_folder, replace_file

@@ -59,7 +59,7 @@ app.add_typer(keys_app, name="keys", rich_help_panel="Prove")
 
 def main() -> None:
     """Run the console script."""
-    if sys.flags.optimize:  # multiprocessing hands it on to the processes of stages
+    if sys.flags.optimize:  # multiprocessing passes the flag on to the processes of stages
         print(
             "vantage: PYTHONOPTIMIZE (or python -O) takes the checks out of the code that stages compute with; unset it",
             file=sys.stderr,

@@ -37,7 +37,7 @@ _REMEDIES = {
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
     errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
 }
-"""Error of the system → what helps."""
+"""Error of the system → remedy."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def explained(verbose: bool) -> Iterator[None]:
             traceback.print_exc()
         code = _code_of(error)
         if code == ExitCode.UNAVAILABLE:
-            # Prefect's loggers also print errors, and leave their last line without its end.
+            # Prefect's loggers also print errors, and do not end their last line.
             print(file=sys.stderr)
         print(f"vantage: {_message(error, code)}", file=sys.stderr)
         if code == ExitCode.UNAVAILABLE:
@@ -100,7 +100,7 @@ def _message(error: Exception, code: int) -> str:
 
 
 def _file_message(error: OSError) -> str:
-    """Return what the system reports about a file, with the file and the remedy."""
+    """Return the system's message about a file, with the file and the remedy."""
     file = _file_of(error)
     named = "" if file is None else f"{_shown_path(file)}: "
     remedy = _REMEDIES.get(error.errno or 0, "name another file, or look at the disk")
@@ -108,15 +108,15 @@ def _file_message(error: OSError) -> str:
 
 
 def _file_of(error: OSError) -> str | None:
-    """Return the file that the error names; None: none, or one that is known by its descriptor only."""
+    """Return the file that the error names; None: it names none, or only a descriptor."""
     named = error.filename
     return None if named is None or isinstance(named, int) else os.fsdecode(named)
 
 
 def _refused_settings(error: Exception) -> str | None:
-    """Return the message for settings that Prefect refuses, with the variables that have them; None: another error."""
+    """Return the message for settings that Prefect refuses, with their variables; None: it is another error."""
     kind, title = type(error).__name__, str(getattr(error, "title", ""))
-    if kind == "SettingsError":  # a value that is no JSON, where it has to be
+    if kind == "SettingsError":  # a value is not JSON but must be
         field = re.search(r'field "(\w+)"', str(error))
         faults = {field[1]: "it is no valid value"} if field else {}
     elif kind == "ValidationError" and title.endswith("Settings"):
@@ -153,7 +153,7 @@ def _code_of(error: Exception) -> ExitCode:
 
 
 def _is_no_path(error: Exception) -> bool:
-    """Return whether the named path can belong to no file: it is too long, or its links form a ring."""
+    """Return whether the path can name no file: it is too long, or its links form a ring."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENAMETOOLONG, errno.ELOOP)
     return type(error) is RuntimeError and str(error).startswith("Symlink loop")  # raised by pathlib
@@ -201,8 +201,8 @@ def workspace_at(place: str) -> "Workspace":
     """Return the workspace in a folder or a bucket.
 
     Raises:
-        RunError: there is a file in its place.
-        ValueError: it begins as the address of a bucket, and names none.
+        RunError: the place is a file.
+        ValueError: the place begins like the address of a bucket, but names none.
     """
     from vantage.runs.workspace import RunError, Workspace
     from vantage.storage.bucket import SCHEMES, address_forms

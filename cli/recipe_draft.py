@@ -12,7 +12,7 @@ from vantage.schemas.steps import BUILTIN_VERIFIERS
 OWN = "check"
 """Name of the recipe's own verifier."""
 BOXED = r"\\boxed\{([^}]{0,500})\}"
-"""An example: LaTeX's box around an answer. The bound keeps boxes that are never closed from taking time without bound."""
+"""An example: LaTeX's box around an answer. The bound limits the time for boxes that are never closed."""
 
 Reward = Literal["model", "verifier", "none"]
 
@@ -27,32 +27,32 @@ class DataDraft:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Labels of judgments; empty: the usual words."""
     held_out: float = 0.05
-    """Share of the rows for validation; test has an equally large one."""
+    """Share of the rows for validation; the share for test is equal."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Choices of the recipe that is to be written."""
+    """Choices for the recipe to write."""
 
     name: str
     model: str
     reward: Reward
-    """Source of the reward. ``none``: DPO where there are preferences, else SFT alone."""
+    """Source of the reward. ``none``: DPO if there are preferences, else only SFT."""
     data: Mapping[str, DataDraft]
-    """``demonstrations``, ``preferences`` and ``prompts``, as far as the recipe has them."""
+    """``demonstrations``, ``preferences`` and ``prompts``, if the recipe has them."""
     verifier: str = EXACT_MATCH
     """A built-in verifier's name, ``builtin:exact_match``, or a file; read with ``reward: verifier``."""
     max_prompt_tokens: int = 512
     max_response_tokens: int = 512
     has_lora: bool = False
-    """Stages train adapters, and not all weights."""
+    """Whether stages train adapters instead of all weights."""
     gpus: int = 0
     is_sharded: bool = False
-    """The weights do not fit on one GPU with their optimiser."""
+    """Whether the weights with their optimiser state do not fit on one GPU."""
 
     @property
     def start(self) -> str:
-        """The policy that the stages after SFT start from."""
+        """The policy from which the stages after SFT start."""
         return "sft" if "demonstrations" in self.data else "model"
 
     @property
@@ -158,7 +158,8 @@ def _reward(draft: Draft) -> list[str]:
 
 
 def _training(draft: Draft, *more: str) -> list[str]:
-    """Return fields of every stage that trains; its learning rate is set from the model's width, and `plan` shows it."""
+    """Return the fields of every training stage; its learning rate is set from the model's width, and `plan` shows
+    it."""
     lines = list(more)
     if draft.gpus:
         lines += ["microbatch_size: 8      # lower it if memory runs out; the result stays the same"]
@@ -166,7 +167,7 @@ def _training(draft: Draft, *more: str) -> list[str]:
 
 
 def _on_gpus(draft: Draft, *, is_sharded: bool = False) -> list[str]:
-    """Return what every stage has that computes on GPUs; nothing without them."""
+    """Return the fields of every stage on GPUs; empty without GPUs."""
     if not draft.gpus:
         return []
     sharding = ", distributed: {strategy: fsdp2}" if is_sharded else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def lengths_for(model: str, measured: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[int, int]:
-    """Return limits in tokens that nearly all prompts and responses fit in, and that the model has positions for.
+    """Return limits in tokens within which nearly all prompts and responses fit, and for which the model has positions.
 
     Args:
         measured: the first rows of each dataset, in our columns.
@@ -27,7 +27,8 @@ def lengths_for(model: str, measured: Sequence[Sequence[Mapping[str, Any]]]) -> 
 
 
 def _room(texts: list[str], bytes_per_token: int) -> int:
-    """Return tokens of the 99th percentile, up to the next 32; of 32 to 1,024, with room for a chat template."""
+    """Return the tokens of the 99th percentile with room for a chat template, rounded up to a multiple of 32, from 32
+    to 1,024."""
     lengths = sorted(len(text.encode()) for text in texts)
     # with few texts this is the longest
     longest = lengths[ceil(0.99 * (len(lengths) - 1))] // bytes_per_token + 16
@@ -35,7 +36,8 @@ def _room(texts: list[str], bytes_per_token: int) -> int:
 
 
 def _shape_of(model: str) -> tuple[int | None, int | None]:
-    """Return size of the vocabulary and number of positions; None where the configuration does not contain them."""
+    """Return the size of the vocabulary and the number of positions; None if the configuration does not contain
+    them."""
     from vantage.models.model_config import UnreadableConfig, read_config
 
     try:
@@ -47,7 +49,7 @@ def _shape_of(model: str) -> tuple[int | None, int | None]:
 
 
 def num_weights(model: str) -> int | None:
-    """Return how many weights a model has; None where its configuration is not enough to count them."""
+    """Return the number of a model's weights; None if its configuration is not enough to count them."""
     from vantage.models.model_config import UnreadableConfig, read_config
 
     try:

@@ -66,7 +66,7 @@ def run(
 
 
 def _detach(arguments: list[str], place: "Workspace", *, as_json: bool) -> None:
-    """Start the run and print how to follow and to stop it. Exits with the run's code if it has failed to begin."""
+    """Start the run and print how to follow and to stop it. Exits with the run's code if it fails to begin."""
     from rich.text import Text
 
     from vantage.cli.detached import start_detached

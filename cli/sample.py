@@ -134,7 +134,7 @@ class Settings:
     system: str | None
 
     def request(self, conversations: "Sequence[Sequence[Turn]]", *, offset: int = 0) -> "SampleRequest":
-        """Return the request for some conversations, of which ``offset`` came before."""
+        """Return the request for some conversations; ``offset``: number of earlier conversations."""
         from vantage.schemas.records.sampling import SampleRequest, Turn
 
         system = () if self.system is None else (Turn(role="system", content=self.system),)
@@ -207,7 +207,7 @@ def _rollout(
     """Return the engine of the options; ``--url`` means vllm.
 
     Raises:
-        ValueError: an option has a value that a recipe's field of its name may not have, or is not read.
+        ValueError: an option has a value that the recipe's field of the same name may not have, or is not read.
     """
     from vantage.schemas.loading.field_errors import validated
     from vantage.schemas.recipe.rollout import Sampling
@@ -285,7 +285,8 @@ def _open_all(
 
 
 def _beside(place: "Workspace", named: str, against: str) -> str:
-    """Resolve ``--against sft``: a stage of the same run, if the run has one of that name; else a model like any other."""
+    """Resolve ``--against sft``: a stage of the same run, if the run has one of that name; otherwise a model by its
+    name."""
     from vantage.runs.named_models import stage_beside
 
     return stage_beside(place, named, against, _accepted()) or against
@@ -301,7 +302,7 @@ def _accepted() -> "Command":
 
 
 def _asked(prompts: list[str], file: Path | None) -> "Iterator[tuple[Turn, ...]] | None":
-    """Return the conversations of the arguments, the file, or standard input; None: a conversation on a terminal."""
+    """Return the conversations of the arguments, the file, or standard input; None: ask on a terminal."""
     if prompts and file is not None:
         raise ValueError(f"there are prompts and --file {file}; give one of them")
     if file is not None:
@@ -320,7 +321,8 @@ def _turns(text: str, where: str = "the prompt") -> "tuple[Turn, ...]":
 
 
 def _utf8(text: str, where: str) -> str:
-    """Return the text. ValueError: it has bytes that are not UTF-8, or half a character that JSON has escaped."""
+    """Return the text. Raises ValueError if it has bytes that are not UTF-8, or half of a character that was escaped in
+    JSON."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -364,7 +366,7 @@ def _of_row(line: str, where: str) -> "tuple[Turn, ...]":
 
 
 def _not_empty(asked: "Iterator[tuple[Turn, ...]]") -> "Iterator[tuple[Turn, ...]]":
-    """Return the conversations unchanged; ValueError if there is none, or the first cannot be read."""
+    """Return the conversations unchanged; raises ValueError if there is none, or if the first cannot be read."""
     first = next(asked, None)
     if first is None:
         raise ValueError(
@@ -463,7 +465,7 @@ def _tokens(answer: "Answer") -> "Text":
 
 
 def _all_as_json(models: list[Opened], settings: Settings, asked: "list[tuple[Turn, ...]]") -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+    """Return the output of ``--json``."""
     shown: list[dict[str, Any]] = []
     for chunk in _chunks(iter(asked)):
         replies = _ask(models, settings.request(chunk, offset=len(shown)))
@@ -499,7 +501,8 @@ def _model_as_json(opened: Opened, settings: Settings) -> dict[str, Any]:
 
 
 def _converse(console: "Console", models: list[Opened], settings: Settings, *, logprobs: bool) -> None:
-    """Ask what is typed, until the end of input; earlier turns are kept where all models have a chat template."""
+    """Ask each line from the terminal, until the end of input; earlier turns are kept if all models have a chat
+    template."""
     from rich.text import Text
 
     from vantage.schemas.records.sampling import Turn
@@ -519,7 +522,7 @@ def _converse(console: "Console", models: list[Opened], settings: Settings, *, l
         turns = [*(said if keeps else []), Turn(role="user", content=line)]
         try:
             replies = _ask(models, settings.request([turns], offset=number))
-        except ValueError as error:  # too long, for instance: the conversation goes on
+        except ValueError as error:  # for example, the line is too long: the conversation goes on
             console.print(Text(str(error), style="red"), soft_wrap=True)
             continue
         number += 1

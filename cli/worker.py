@@ -10,8 +10,8 @@ from vantage.cli.app import Verbose
 from vantage.cli.output import explained
 
 OF_WORKERS = {
-    "PREFECT_WORKER_QUERY_SECONDS": "2",  # Prefect's default of 10 s would delay each stage
-    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # one such answer would end the worker
+    "PREFECT_WORKER_QUERY_SECONDS": "2",  # Prefect's default, 10 s, would delay each stage
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # one answer with this code would end the worker
 }
 """Environment of a worker; the user's own values have priority."""
 

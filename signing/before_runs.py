@@ -28,7 +28,7 @@ def signing_warnings(recipe: ResolvedRecipe, workspace: Workspace) -> list[str]:
     """Return warnings about aliases that the policy on publishing would not move for this recipe.
 
     Raises:
-        vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: as ``check_signing``, which comes first.
+        vantage.signing.keys.BadKey, vantage.signing.policy.BadPolicy: as ``check_signing``, which is called first.
     """
     return list(_held_back(recipe, workspace))
 

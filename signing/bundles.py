@@ -14,11 +14,11 @@ from vantage.storage.signatures import SIGNATURE, STATEMENT
 
 
 def sign(statement: bytes, key: SigningKey) -> bytes:
-    """Return the bundle with the signature; it differs each time, as signatures by elliptic curves do.
+    """Return the bundle with the signature; like all signatures by elliptic curves, it differs each time.
 
     Raises:
         MissingPackages: the library is not installed.
-        OSError, ValueError: the key's file is gone, or is another by now.
+        OSError, ValueError: the key's file is gone, or has changed.
     """
     require_packages()
     from model_signing import signing
@@ -26,7 +26,7 @@ def sign(statement: bytes, key: SigningKey) -> bytes:
     with tempfile.TemporaryDirectory(prefix="vantage-sign-") as folder:
         file, signature = Path(folder, STATEMENT), Path(folder, SIGNATURE)
         file.write_bytes(statement)
-        # bytes, in spite of the library's annotation: cryptography takes nothing else
+        # bytes, despite the library's annotation: cryptography accepts only bytes
         password: Any = key.password
         config = signing.Config().use_elliptic_key_signer(private_key=key.path, password=password)
         config.sign(file, signature)
@@ -38,7 +38,7 @@ def sign(statement: bytes, key: SigningKey) -> bytes:
 
 
 def problem_of(statement: bytes, signature: bytes, public_key: bytes) -> str | None:
-    """Return the reason why the signature is not one of this key over this statement; None: it is.
+    """Return the reason why this is no signature of this key over this statement; None: it is one.
 
     Raises:
         MissingPackages: the library is not installed.
@@ -57,7 +57,7 @@ def problem_of(statement: bytes, signature: bytes, public_key: bytes) -> str | N
             whole_files = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
             config = verifying.Config().set_hashing_config(whole_files)
             config.use_elliptic_key_verifier(public_key=key).verify(file, bundle)
-        except Exception as error:  # a library may raise anything for bytes that anyone may have written
+        except Exception as error:  # a library may raise anything for bytes from an unknown writer
             said = str(error).partition(":")[0].strip()
             return said if said in ("Key mismatch", "Signature mismatch") else type(error).__name__
     return None

@@ -1,4 +1,4 @@
-"""Choose the key with which a person signs a decision: the named one, else the recipe's, if the policy allows it."""
+"""Choose the key with which a person signs a decision: the named key, else the recipe's, if the policy allows it."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -40,9 +40,9 @@ class Answered:
     sent: bool
     """Whether MLflow has received it."""
     key_id: str | None
-    """Id of the key that signed it; None: it is not signed."""
+    """Id of the key that signed the answer; None: it is not signed."""
     unsigned: str
-    """Reason why it is not signed; empty: it is signed, or no key is named."""
+    """Reason why the answer is not signed; empty: it is signed, or no key is named."""
 
 
 def sign_and_answer(
@@ -62,7 +62,7 @@ def sign_and_answer(
         key: file of a private key; None: the key of the recipe's ``sign:``, if it can be used.
 
     Raises:
-        RunError: as ``answer``; or the policy requires one of its keys, and none was given. Then nothing is recorded.
+        RunError: as ``answer``; or the policy requires one of its keys, but none was given. Then nothing is recorded.
         BadKey, MissingPackages, OSError, ValueError: the named key cannot be used, or the artifact no longer exists. Then
             nothing is recorded.
         vantage.signing.policy.BadPolicy: the policy cannot be read.
@@ -79,7 +79,7 @@ def sign_and_answer(
     failed: list[str] = []
 
     def prepare(given: Approval) -> Callable[[], None]:
-        """Sign before the answer is stored: a process that takes it up may look for the signature at once."""
+        """Sign before the answer is stored: a process that reads the answer may look for the signature at once."""
         return _prepared(workspace, record, given, signer, failed, is_named=key is not None)
 
     given, sent = answer(workspace, run_id, subject, approved=approved, by=by, reason=reason, prepare=prepare)
@@ -152,7 +152,7 @@ def movements_of(workspace: Workspace, run_id: str) -> list[Decision]:
 def sign_movements(
     workspace: Workspace, run_id: str, before: Collection[Decision], signer: Signer
 ) -> list[str]:
-    """Sign the aliases that a person has moved since; returns the reason if that failed.
+    """Sign the movements of aliases by a person since ``before``; returns the reason if that failed.
 
     ``before``: result of ``movements_of`` before the movement.
     """
@@ -189,7 +189,7 @@ def _recipes_signer(record: RunRecord) -> Signer:
 
 
 def _require_allowed(policy: Policy, signer: Signer, aliases: list[tuple[str, str]], what: str) -> None:
-    """Raise RunError if a rule of the policy asks for another key, or the key must not sign now."""
+    """Raise RunError if a rule of the policy requires another key, or the key must not sign now."""
     own = None if signer.key is None else signer.key.public.key_id
     for path, rule in (each for alias in aliases for each in policy.rules.rules_for(*alias)):
         keys = decision_keys_of(rule, policy.folder)

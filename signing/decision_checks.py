@@ -1,4 +1,5 @@
-"""Check signatures of people's decisions: each is made again from the records of the run and compared with the signed one."""
+"""Check signatures of people's decisions: each statement is made again from the run's records and compared with the
+signed one."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ class Trust:
     """Keys whose signatures of decisions count."""
 
     keys: tuple[PublicKey, ...] = ()
-    """Keys of which one must have signed each decision; empty: no signature is required, and a signature by any key is
+    """Keys of which one must have signed each decision; empty: no signature is required, and signatures of all keys are
     shown."""
     validity: KeyValidity = ALWAYS_VALID
 
@@ -53,7 +54,7 @@ class DecisionChecks:
     def __init__(self, storage: Readable, record: RunRecord, *, trust: Trust, ref_of: RefOf) -> None:
         """
         Args:
-            storage: where the signatures are.
+            storage: storage with the signatures.
             record: the run's record.
             trust: keys whose signatures count.
             ref_of: stage key → the artifact's present ref in the storage; None: there is none.
@@ -142,7 +143,8 @@ class DecisionChecks:
         return _Found("ok", f"signed by key {short}", key)
 
     def _is_chained(self, said: SignedDecision, decision: Decision) -> bool:
-        """Return whether the statement's artifact statement is the present one, or an earlier one that is signed."""
+        """Return whether the decision refers to the artifact's present statement, or to an earlier one that is
+        signed."""
         if said.about == self._about(decision.stage_key, decision.step):
             return True
         return any(
@@ -154,8 +156,8 @@ class DecisionChecks:
         )
 
     def _statement_now(self, stage_key: str, step: str) -> str | None:
-        """Return sha256 of the artifact's statement; None: it cannot be made, since the artifact or its ref no longer
-        exists."""
+        """Return the sha256 of the artifact's statement; None: it cannot be made, since the artifact or its ref no
+        longer exists."""
         ref = self._ref_of(stage_key) if step else None
         if ref is None:
             return None
@@ -193,7 +195,7 @@ class DecisionChecks:
                 yield SignatureCheck("wrong", detail, stored.key_id)
 
     def _invalid(self, stored: SignedStatement, said: SignedDecision) -> str:
-        """Return the reason why the policy does not accept the key; empty: it does."""
+        """Return the reason why the policy does not accept the key; empty: it accepts the key."""
         invalid = self._trust.validity.problem(
             stored.key_id, statement=hashlib.sha256(stored.statement).hexdigest(), signed_at=said.signed_at
         )

@@ -12,12 +12,12 @@ from vantage.signing.decisions import Decision, approval_decision, loosened_deci
 def unsigned_decision(
     workspace: Workspace, record: RunRecord, steps: Collection[str], *, subject: str, trust: Trust
 ) -> str | None:
-    """Return the first decision that is not signed as the policy requires; None: all are.
+    """Return the first decision that is not signed as the policy requires; None: all are signed so.
 
     Args:
         workspace: the run's workspace.
         record: the run's record.
-        steps: steps that the alias depends on, at any depth.
+        steps: steps on which the alias depends, at any depth.
         subject: subject of the question about the alias itself.
         trust: keys of which one must have signed.
     """
@@ -39,7 +39,7 @@ def _decisions(record: RunRecord, steps: Collection[str], subject: str) -> Itera
 
 
 def _is_about_now(record: RunRecord, approval: Approval, steps: Collection[str], subject: str) -> bool:
-    """Return whether the answer is about an artifact that the run has at present."""
+    """Return whether the answer is about a present artifact of the run."""
     question = approval.question
     if question.subject != subject and question.subject not in steps:
         return False

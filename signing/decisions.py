@@ -1,8 +1,8 @@
 """Make statements about people's decisions: answers to questions of a run, loosened gates, moved aliases.
 
 A decision is an in-toto Statement v1. Its subject is the artifact's manifest, and it names the sha256 of the artifact's own
-statement (``vantage.signing.statements``), which is a function of artifact, inputs, code, recipe and verdicts. So a signature
-covers the decision, its author, time and reason, and exactly the artifact that it is about.
+statement (``vantage.signing.statements``), which is a function of artifact, inputs, code, recipe and verdicts. So a
+signature covers the decision, its author, time and reason, and exactly one artifact.
 """
 
 import json
@@ -26,7 +26,7 @@ DECISION_TYPE = "urn:x-vantage-rlhf:decision:v1"
 
 Kind = Literal["approval", "loosened_gate", "moved_alias"]
 _PUBLISHED = ("operation", "time", "stage", "registered_model", "alias", "by")
-"""Fields of a publication that make up the decision; the others are the artifact and its place."""
+"""Fields of a publication that belong to the decision; the others describe the artifact and its place."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Decision:
     stage_key: str
     digest: str
     content: Mapping[str, Any] = field(hash=False)
-    """The record of the decision, as JSON. A field that a later version adds must be left out where it is unset: otherwise
+    """The record of the decision, as JSON. A field that a later version adds must be left out if it is unset: otherwise
     earlier signatures would contradict the record."""
     identity: str
     """Identity of the decision, equal in two records of it that contradict each other."""

@@ -1,4 +1,4 @@
-"""Decide whether keys are valid by the policy: their periods, and which were revoked."""
+"""Decide whether keys are valid by the policy, which has their periods and revocations."""
 
 import time
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Invalid:
     """A key that must not have signed a statement."""
 
     why: Literal["revoked", "outside"]
-    """``outside``: outside of its period."""
+    """``outside``: the key signed outside of its period."""
     detail: str
 
 
@@ -29,10 +29,9 @@ class KeyValidity:
         """Return the reason why the key's signature of a statement does not count; None: it counts.
 
         Args:
-            statement: sha256 of the statement; a policy may accept single ones of a revoked key.
+            statement: sha256 of the statement; a policy may accept single statements of a revoked key.
             signed_at: time in the statement, in milliseconds since 1970, as its signer claims; None: the statement has
-            none (it is
-                about an artifact), and the key must be valid now.
+                no time (it is about an artifact), and the key must be valid now.
         """
         known, short = self.rules.get(key_id), key_id[:16]
         if known is None:

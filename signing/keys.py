@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 PASSWORD = "VANTAGE_KEY_PASSWORD"
 """Environment variable with the password of private keys; stages do not get it (``vantage.schemas.safe_text``)."""
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
-"""Curves that ``model_signing`` takes; new keys use the first."""
+"""Curves that ``model_signing`` accepts; new keys use the first."""
 KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 _MAX_BYTES = 64 * 1024
 _LONGEST_PASSWORD = 1023
-"""Most bytes that OpenSSL takes."""
+"""Most bytes of a password that OpenSSL accepts."""
 _PACKAGES = ("model_signing", "OpenSSL", "cryptography")
-"""``model_signing`` 1.1 imports OpenSSL without asking for it, so the extra names both."""
+"""``model_signing`` 1.1 imports OpenSSL without declaring it, so the extra names both."""
 
 
 class BadKey(ValueError):
@@ -46,7 +46,7 @@ class PublicKey:
 
     key_id: str
     pem: bytes | None = None
-    """The key; None: only its id is known. A key that is found under this id is then compared with it."""
+    """The key; None: only its id is known. A key that is stored under this id is then compared with the id."""
 
     @property
     def short(self) -> str:
@@ -81,8 +81,8 @@ def new_key(path: Path) -> SigningKey:
     """Write a new private key (mode 0600) and its public key, ``FILE.pub``; with a password if the environment has one.
 
     Raises:
-        BadKey: one of the files is there already, or the folder is not.
-        OSError: the disk.
+        BadKey: one of the files exists already, or the folder does not.
+        OSError: the disk fails.
     """
     require_packages()
     from cryptography.hazmat.primitives import serialization
@@ -113,7 +113,7 @@ def new_key(path: Path) -> SigningKey:
 
 
 def _write_pair(path: Path, private: bytes, public_path: Path, public: bytes) -> None:
-    """Write both files; neither is there if one of them cannot be written."""
+    """Write both files, or neither if one of them cannot be written."""
     made: list[Path] = []
     try:
         for each, data in ((path, private), (public_path, public)):
@@ -133,7 +133,7 @@ def signing_key(path: Path) -> SigningKey:
     """Return the private key in a file, if it can be used now.
 
     Raises:
-        BadKey: there is none, others may read it, its password is missing or wrong, or it is of another kind.
+        BadKey: there is no key, others may read it, its password is missing or wrong, or it is of another kind.
     """
     require_packages()
     data = _read(path)
@@ -155,7 +155,7 @@ def public_key(path: Path) -> PublicKey:
     """Return the public key in a file, which may also hold the private one.
 
     Raises:
-        BadKey: as ``signing_key``; of a private key its mode is not looked at.
+        BadKey: as ``signing_key``, but the mode of a private key's file is not checked.
     """
     require_packages()
     data = _read(path)
@@ -168,7 +168,7 @@ def public_key_in(pem: bytes, where: str) -> PublicKey:
     """Return the public key in a PEM text; ``where`` names it in messages.
 
     Raises:
-        BadKey: it is none, or one of another kind.
+        BadKey: the text has no key, or one of another kind.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -194,7 +194,7 @@ def required_key(named: str, folder: Path) -> PublicKey:
     """Return a key that must have signed: its id, or the file of its public key, relative to ``folder``.
 
     Raises:
-        BadKey: it is neither.
+        BadKey: ``named`` is neither.
     """
     path = folder / path_of(named)
     if KEY_ID.fullmatch(named) and not path.exists():
@@ -203,10 +203,10 @@ def required_key(named: str, folder: Path) -> PublicKey:
 
 
 def key_of(recipe: Recipe) -> SigningKey | None:
-    """Return the key of ``sign:``, read now; None: the recipe's artifacts are not signed.
+    """Read and return the key of ``sign:``; None: the recipe's artifacts are not signed.
 
     Raises:
-        BadKey, MissingPackages: it cannot be used; the message names the field.
+        BadKey, MissingPackages: the key cannot be used; the message names the field.
     """
     if recipe.sign is None:
         return None
@@ -285,7 +285,7 @@ def _public(key: "EllipticCurvePublicKey") -> PublicKey:
 
 
 def _password() -> bytes | None:
-    # the bytes as they are set, in whatever encoding
+    # the raw bytes of the variable, in whatever encoding
     return os.fsencode(os.environ.get(PASSWORD, "")) or None
 
 

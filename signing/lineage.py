@@ -1,4 +1,4 @@
-"""Find the steps of a run that a model was made from, with the refs of their artifacts."""
+"""Find the steps of a run from which a model was made, with the refs of their artifacts."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,7 @@ class NotStored(RunError):
 
 
 def lineage(record: RunRecord, *steps: str) -> list[str]:
-    """Return the steps and every step that they were made from, in the order of the recipe."""
+    """Return the steps and every step from which they were made, in the order of the recipe."""
     reads, found, waiting = dependencies(record.recipe), set[str](), [*steps]
     while waiting:
         name = waiting.pop()
@@ -37,7 +37,8 @@ def refs_of(workspace: Workspace, record: RunRecord, steps: Collection[str]) -> 
     """Return step → ref of the artifact that the run's record names.
 
     Raises:
-        NotStored: there is none, or it is another one, or it was made from another input than the recorded one.
+        NotStored: there is no ref, it is that of another artifact, or the artifact was made from another input than the
+            recorded one.
     """
     run = RunView.of(workspace, record)
     return {step: _ref(run, record, step) for step in steps}

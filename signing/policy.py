@@ -46,7 +46,7 @@ def check_publish_policy(
         step: the step whose artifact the alias would point to.
         model: the registered model.
         alias: its alias.
-        after: the stage whose gate the alias waits for.
+        after: the stage for whose gate the alias waits.
     """
     try:
         policy = read_policy(workspace)
@@ -82,7 +82,7 @@ def read_policy(workspace: Workspace) -> Policy | None:
     """Return the policy of this workspace; None: it has none.
 
     Raises:
-        BadPolicy: the file exists, or was named, and cannot be read.
+        BadPolicy: the file exists, or was named, but cannot be read.
     """
     named = os.environ.get(VARIABLE)
     if named:
@@ -136,7 +136,7 @@ def _parsed(data: bytes, name: str, folder: Path) -> Policy:
         )
     for rules in found.value.models.values():
         for rule in rules.aliases.values():
-            keys_of(rule, folder)  # a missing key is reported now, and not when a model is to be published
+            keys_of(rule, folder)  # a missing key is reported now, not when a model is published
             decision_keys_of(rule, folder)
     return Policy(found.value, name, folder, _validity(found.value, name, folder))
 

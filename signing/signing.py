@@ -1,4 +1,4 @@
-"""Sign artifacts: one step of a run when it ends, or everything that a model was made from."""
+"""Sign artifacts: one step of a run when it ends, or everything from which a model was made."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ class Signed:
     place: str
     """Folder or address with the statements of this key."""
     is_new: bool
-    """Whether it is new; False: the same statement had been signed with this key before."""
+    """Whether the signature is new; False: the same statement had been signed with this key before."""
 
 
 def sign_step(workspace: Workspace, record: RunRecord, step: str, key: SigningKey) -> Signed:
     """Sign the artifact of one step; its files were hashed when it was made or looked up.
 
     Raises:
-        NotStored: the store has another one than the record names.
-        DamagedModel: its manifest is not the one of its digest.
-        OSError, ValueError: the key, the disk or the bucket.
+        NotStored: the store has another artifact than the record names.
+        DamagedModel: the artifact's manifest does not match its digest.
+        OSError, ValueError: the key, the disk or the bucket fails.
     """
     ref = refs_of(workspace, record, [step])[step]
     return _sign(record, step, ref, workspace.storage, key)
@@ -44,11 +44,11 @@ def sign_step(workspace: Workspace, record: RunRecord, step: str, key: SigningKe
 def sign_all(
     workspace: Workspace, record: RunRecord, steps: Collection[str], key: SigningKey
 ) -> list[Signed]:
-    """Sign the artifacts of these steps, after reading every byte of all of them and comparing the run's record.
+    """Sign the artifacts of these steps, after reading every byte of them and comparing them with the run's record.
 
     Raises:
         NotStored: as ``sign_step``.
-        DamagedModel: files differ from a manifest, or the record from what was measured. Then nothing is signed.
+        DamagedModel: files differ from a manifest, or the record from the artifact's metrics. Then nothing is signed.
     """
     storage = workspace.storage
     refs = refs_of(workspace, record, steps)
@@ -69,7 +69,7 @@ def sign_all(
 
 
 def statement_of(storage: Readable, record: RunRecord, step: str, ref: Ref) -> bytes:
-    """Return the statement about the artifact of a step, from what is stored now. Raises DamagedModel if its manifest is
+    """Return the statement about the artifact of a step, from the present store. Raises DamagedModel if its manifest is
     damaged."""
     digest = ref.artifact.digest
     try:

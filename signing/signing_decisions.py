@@ -28,9 +28,9 @@ def sign_decisions(
     """Sign the decisions that the key has not signed yet; returns their number.
 
     Raises:
-        NotStored: the store has no artifact of one of them any longer.
-        DamagedModel: an artifact's manifest is damaged, or an answer in run.json is not the one that was given.
-        OSError, ValueError: the key, the disk or the bucket.
+        NotStored: the store no longer has the artifact of a decision.
+        DamagedModel: an artifact's manifest is damaged, or an answer in run.json differs from the one that was given.
+        OSError, ValueError: the key, the disk or the bucket fails.
     """
     return sum(_sign(workspace, record, each, key) for each in decisions)
 
@@ -38,7 +38,7 @@ def sign_decisions(
 def sign_decisions_of(
     workspace: Workspace, record: RunRecord, steps: Collection[str], key: SigningKey
 ) -> int:
-    """Sign the decisions about these steps in the run's records; returns how many were not signed yet.
+    """Sign the decisions about these steps in the run's records; returns the number of new signatures.
 
     Raises:
         OSError, ValueError: as ``sign_decisions``; or the outbox, which has the movements of aliases, cannot be read.
@@ -52,7 +52,7 @@ def sign_decisions_of(
 
 @dataclass(frozen=True)
 class ReadyDecision:
-    """A decision that is signed, and not stored yet."""
+    """A decision that is signed but not stored yet."""
 
     stage_key: str
     key: PublicKey
@@ -93,7 +93,7 @@ def _sign(workspace: Workspace, record: RunRecord, decision: Decision, key: Sign
 
 
 def _about(workspace: Workspace, record: RunRecord, decision: Decision) -> str:
-    """Return sha256 of the statement of the artifact that was decided about."""
+    """Return the sha256 of the statement about the decision's artifact."""
     if not decision.step:
         raise NotStored(
             f"{decision.described} is about {decision.digest[:12]}, which run {record.run_id} has no longer, and is not signed"
@@ -114,7 +114,7 @@ def _is_same(stored: SignedStatement, decision: Decision, about: str, pem: bytes
 
 
 def _require_as_given(workspace: Workspace, record: RunRecord, decision: Decision) -> None:
-    """Raise DamagedModel if an answer in run.json is not the one in its own file."""
+    """Raise DamagedModel if an answer in run.json differs from the one in its own file."""
     if decision.kind != "approval":
         return
     answer = Approval.model_validate(decision.content)

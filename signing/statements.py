@@ -1,7 +1,7 @@
 """Make statements about artifacts: in-toto Statement v1 with SLSA provenance v1 (slsa.dev/spec/v1.0/provenance).
 
-A statement is a pure function of the artifact's manifest, its ref, and one run's verdicts. It contains no time and no path of
-a machine, so the same artifact gives the same bytes; a check makes the statement again and compares.
+A statement is a pure function of the artifact's manifest, its ref, and one run's verdicts. It contains no time and no
+path of a machine, so the same artifact gives the same bytes; a check makes the statement again and compares both.
 
 We write the JSON ourselves: the protobuf classes of ``in-toto-attestation`` turn every number into a float. Tests read
 the statements with those classes.
@@ -25,7 +25,7 @@ from vantage.storage.sealed_folders import MANIFEST, read_manifest
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:x-vantage-rlhf:stage:v1"
-"""Name of the meaning of the parameters below; another meaning gets another number."""
+"""Names the meaning of the parameters below; if the meaning changes, the number does."""
 BUILDER = "pkg:pypi/vantage-rlhf"
 VERDICTS = "verdicts"
 _SHOWN = 60
@@ -58,8 +58,8 @@ def statement(ref: Ref, files: Mapping[str, str], judged: Judged) -> bytes:
 
     Args:
         ref: the artifact's ref, with its inputs, its stage key's parts and its provenance.
-        files: path → sha256 of each file that its manifest lists.
-        judged: verdicts of the run in which it is signed.
+        files: path → sha256 of each file in the artifact's manifest.
+        judged: verdicts of the run in which the artifact is signed.
     """
     artifact, parts = ref.artifact, dict(ref.key_parts)
     inputs = {**dict(parts.pop("inputs", {})), **artifact.parents}
@@ -166,7 +166,7 @@ def files_of(said: Mapping[str, Any]) -> dict[str, str]:
 
 
 def digest_of(said: Mapping[str, Any]) -> str:
-    """Return the content digest of the artifact that a statement is about."""
+    """Return the content digest of a statement's artifact."""
     return str(said["subject"][0]["digest"]["sha256"])
 
 

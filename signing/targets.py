@@ -1,4 +1,4 @@
-"""Find what ``vantage sign`` is asked to sign: a run, a stage of one, or a registered model."""
+"""Find the artifacts that ``vantage sign`` should sign: of a run, a stage of one, or a registered model."""
 
 from dataclasses import dataclass
 
@@ -22,15 +22,16 @@ class Target:
 
 
 def find_target(workspace: Workspace, named: str) -> Target:
-    """Find the steps that ``named`` means.
+    """Find the steps to which ``named`` refers.
 
     Args:
         workspace: the workspace with the run.
         named: a name as docs/names.md describes it. A run means every step with an artifact. A stage includes its inputs at any
-            depth. A registered model includes the evaluations that its aliases wait for, and their inputs at any depth.
+            depth. A registered model includes the evaluations for which its aliases wait, and their inputs at any
+            depth.
 
     Raises:
-        RunError: there is no such thing, or it has no artifact yet.
+        RunError: there is no run, stage or model of this name, or it has no artifact yet.
         vantage.ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
     registry = MlflowRegistry(workspace)
@@ -52,8 +53,8 @@ def find_target(workspace: Workspace, named: str) -> Target:
 
 
 def _registered(workspace: Workspace, registry: MlflowRegistry, named: RegisteredNamed) -> Target:
-    """Return the step that made a registered model, the steps that its aliases wait for, and the inputs of these at any
-    depth."""
+    """Return the step that made a registered model, the steps for which its aliases wait, and the inputs of these at
+    any depth."""
     found, name = registry.published(named), named.name
     record = read_run(workspace, found.run_id)
     for step in made_steps(record):

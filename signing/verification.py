@@ -1,7 +1,7 @@
 """Check signatures of a stored artifact; the public key is enough.
 
-A check makes the statement again from what is stored now (the manifest, the ref) and compares it with the signed one. So an
-edit after signing is found, also where digests were changed to agree with one another.
+A check makes the statement again from the present manifest and ref, and compares it with the signed one. So an edit
+after signing is found, even if digests were changed to agree with one another.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class SignatureCheck:
     """The result of one check."""
 
     outcome: Outcome
-    """``unchecked``: nothing is wrong, but what was required could not be checked, or was not signed. ``note``: a
+    """``unchecked``: nothing is wrong, but a required signature is missing or could not be checked. ``note``: a
     signature that was not required does not count."""
     detail: str
     """The finding, in one sentence."""
@@ -70,7 +70,7 @@ def signature_checks(
     with_verdicts: bool = False,
     validity: KeyValidity = ALWAYS_VALID,
 ) -> list[SignatureCheck]:
-    """Check every signature of an artifact; empty: there is none, and none was required.
+    """Check every signature of an artifact; returns nothing if there is none and none was required.
 
     The bytes of the artifact's files are not read: compare them with its manifest (``Storage.verify``), whose digest is in
     the statement.
@@ -79,10 +79,11 @@ def signature_checks(
         storage: the storage with the artifact and its signatures.
         ref: the artifact's present ref in the storage.
         required: keys that must all have signed the artifact.
-        judged: verdicts in a run's record (``judged_by``), to be compared with that run's signed ones; None: not compared.
-        with_verdicts: refuse a signature of the same artifact with other verdicts, also if the run itself has no verdicts: its
-            recipe may have dropped the gate that closed. Without it, a run without gates accepts any verdicts.
-        validity: when keys are valid, by the policy.
+        judged: verdicts in a run's record (``judged_by``), to be compared with that run's signed ones; None: not
+            compared.
+        with_verdicts: whether to refuse a signature of the same artifact with other verdicts even if the run itself has
+            none: its recipe may have dropped the gate that closed. Otherwise, a run without gates accepts any verdicts.
+        validity: the policy's rules about the validity of keys.
     """
     stage_key = ref.artifact.stage_key
     stored = read_signatures(storage, stage_key)
@@ -138,7 +139,7 @@ def _checks_of(
     judged: Judged | None,
     with_verdicts: bool,
 ) -> list[SignatureCheck]:
-    """Return the checks of one key: every wrong statement, else whether one of them is about this artifact."""
+    """Return the checks of one key: every wrong statement, or else whether a statement is about this artifact."""
     found = [_look_at(each, required, ref, files, judged) for each in stored]
     short = key_id[:16]
     wrong = [
@@ -224,7 +225,7 @@ def _look_at(
 
 
 def key_to_check_with(stored: SignedStatement, required: PublicKey | None) -> bytes:
-    """Return the public key for the check: the required one, else the stored one if it has the id.
+    """Return the public key for the check: the required one, or else the stored one if its id matches.
 
     Raises:
         BadKey: there is no such key.
