@@ -1,6 +1,6 @@
 """``python -m deploy.backup save | restore``: save Prefect's and MLflow's databases and a workspace, or put them back.
 
-deploy/backup/README.md describes the order, what is lost, and the same by hand for servers in containers.
+deploy/backup/README.md describes the order, what is lost, and the steps by hand for servers in containers.
 """
 
 import argparse

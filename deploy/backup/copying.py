@@ -16,14 +16,15 @@ from urllib.parse import quote
 from deploy.servers.failure import ServersFailure
 
 TRIES = 20
-"""Number of attempts to copy a folder whose files are replaced meanwhile; a checkpoint appears every few seconds at most."""
+"""Number of attempts to copy a folder whose files are replaced meanwhile; checkpoints are at least a few seconds
+apart."""
 
 
 def copy_folder(source: Path, target: Path, *, left_out: frozenset[str] = frozenset()) -> None:
     """Copy a folder, with the modes and times of its files, but without entries named ``left_out``.
 
     Raises:
-        ServersFailure: its files vanish faster than they are copied.
+        ServersFailure: files vanish faster than they are copied.
     """
 
     def ignored(_: str, names: list[str]) -> set[str]:
@@ -48,7 +49,7 @@ def _is_of_vanished_files(error: OSError) -> bool:
 
 
 def copy_sealed_folders(source: Path, target: Path, earlier: Path | None) -> None:
-    """Copy folders that never change once they exist. Folders of an earlier backup are linked, and take no room.
+    """Copy folders that never change once they exist. Folders of an earlier backup are hard-linked, and take no space.
 
     ``earlier``: the same folder in the earlier backup.
     """
@@ -73,7 +74,7 @@ def copy_sqlite(source: Path, target: Path) -> None:
     """Copy a database of SQLite as of one moment, while others write to it.
 
     Raises:
-        ServersFailure: it cannot be read.
+        ServersFailure: the database cannot be read.
     """
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -88,7 +89,7 @@ def copy_sqlite(source: Path, target: Path) -> None:
 
 
 def move_to_new(folder: Path, to: Path) -> None:
-    """Move a complete folder to its place, where there is nothing, or an empty folder.
+    """Move a complete folder to its place, which must be free or an empty folder.
 
     Raises:
         ServersFailure: another call has put something there meanwhile.

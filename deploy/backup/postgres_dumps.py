@@ -1,4 +1,4 @@
-"""Dump and restore PostgreSQL's databases, by its own programs."""
+"""Dump and restore PostgreSQL's databases with PostgreSQL's programs."""
 
 import os
 import subprocess
@@ -13,18 +13,18 @@ from deploy.servers.settings import Settings
 
 
 def dump_databases(settings: Settings, folder: Path) -> None:
-    """Write a dump of each database, as of one moment each, while servers write to it.
+    """Write a dump of each database, each as of one moment, while servers write to it.
 
     Raises:
-        ServersFailure: PostgreSQL does not answer, or its program is older than it.
+        ServersFailure: PostgreSQL does not answer, or the program for dumps is older than the server.
     """
     folder.mkdir(mode=0o700)
-    for database in DATABASES:  # Prefect's first: MLflow may be newer
+    for database in DATABASES:  # Prefect's database first: MLflow's may be newer
         _run(settings, "pg_dump", "--format=custom", f"--file={folder / database}.dump", database)
 
 
 def restore_databases(settings: Settings, folder: Path) -> None:
-    """Fill new databases from their dumps; MLflow's then gets what it lacks from the runs (``_as_another``).
+    """Fill new databases from their dumps; runs then send MLflow the missing records (``AS_ANOTHER``).
 
     Raises:
         ServersFailure: a database has contents already, or its dump cannot be read.
@@ -40,8 +40,9 @@ def restore_databases(settings: Settings, folder: Path) -> None:
 
 
 AS_ANOTHER = "UPDATE experiments SET creation_time = creation_time + 1"
-"""A run notes how much it has sent to which MLflow, which it knows by when the experiment was created. A restored MLflow lacks what
-was sent after its dump. By this statement it is another one to every run, and gets all records again; those it has stay."""
+"""Statement that makes a restored MLflow a new one for every run. A run notes how much it has sent to which MLflow, by
+the creation time of the experiment. A restored MLflow lacks the records after its dump; so it gets all records again,
+and keeps those it has."""
 
 
 def _require_empty(settings: Settings, database: str) -> None:

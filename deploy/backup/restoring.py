@@ -21,7 +21,7 @@ def restore(source: Path, stores: Stores) -> None:
     """Restore a backup into an empty place.
 
     Raises:
-        ServersFailure: the folder is no backup, lacks what is asked for, or something is there already.
+        ServersFailure: the folder is no backup or lacks a requested part, or the place is not empty.
     """
     index = _read_index(source)
     for wanted, has, name in (
@@ -78,7 +78,8 @@ def _restore_servers(source: Path, servers: Path) -> None:
 
 
 def _restore_workspace(source: Path, workspace: Path) -> None:
-    """Copy the workspace beside its place, then move it there, so that it appears complete or not at all."""
+    """Copy the workspace to a folder beside its place, then move it there, so that it appears complete or not at
+    all."""
     partial = workspace.with_name(f"{workspace.name}.{secrets.token_hex(4)}.restoring")
     try:
         shutil.copytree(source, partial, symlinks=True)

@@ -25,8 +25,8 @@ _STORE_LAST = ("scratch", "locks", "objects")
 def save(stores: Stores, to: Path) -> None:
     """Save the stores in a new folder, while runs may write to them.
 
-    MLflow and Prefect come first, so that a restored workspace is never behind MLflow: it sends MLflow what that lacks, but could
-    not take back what MLflow has too much. Of the workspace, records come before what they name.
+    MLflow and Prefect come first, so that a restored workspace is never behind MLflow: it sends records that MLflow
+    lacks, but could not take back surplus ones. Within the workspace, records come before the files that they name.
 
     Raises:
         ServersFailure: something cannot be saved; then there is no folder.
@@ -64,7 +64,7 @@ def _save_servers(servers: Path, partial: Path) -> None:
     settings = read_settings(servers)
     dump_databases(settings, partial / DATABASES)
     write_private(partial / SETTINGS, settings.model_dump_json(indent=1))
-    # After its database: every file that the database names is there.
+    # The files come after MLflow's database, so that every file that it names exists.
     if (servers / "artifacts").is_dir():
         copy_folder(servers / "artifacts", partial / ARTIFACTS)
 
@@ -74,7 +74,7 @@ def _save_workspace(workspace: Path, target: Path, earlier: Path | None) -> None
     for name in SQLITE:
         if (workspace / name).is_file():
             copy_sqlite(workspace / name, target / name)
-    for each in sorted(workspace.iterdir()):  # MLflow's files, and what is not ours
+    for each in sorted(workspace.iterdir()):  # MLflow's files, and files that are not ours
         if each.name not in (*_LATER, "prefect", "mlflow.db") and not _is_beside_database(each):
             _copy(each, target / each.name)
     copy_folder(workspace / "runs", target / "runs")
@@ -112,7 +112,7 @@ def _is_beside_database(path: Path) -> bool:
 
 
 def _earlier(to: Path) -> Path | None:
-    """Return the newest backup in the same folder; its name has the time."""
+    """Return the newest backup in the same folder, by the time in its name."""
     found = sorted(each.parent for each in to.parent.glob(f"*/{INDEX}")) if to.parent.is_dir() else []
     return found[-1] if found else None
 

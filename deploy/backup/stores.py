@@ -1,4 +1,4 @@
-"""The parts of a backup: what is saved, and where each part lies in it."""
+"""The parts of a backup, and their places in it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,9 @@ class Stores:
     """Folders that a call saves or restores; None: that part is left out."""
 
     workspace: Path | None
-    """Folder of runs and artifacts. Without servers it also contains both databases, which are SQLite's then."""
+    """Folder of runs and artifacts. Without servers it also contains both databases, which are in SQLite then."""
     servers: Path | None
-    """Folder of ``make servers``: its settings, and MLflow's files. The databases are PostgreSQL's."""
+    """Folder of ``make servers``: its settings, and MLflow's files. The databases are in PostgreSQL."""
 
 
 class Index(BaseModel):
@@ -34,7 +34,7 @@ class Index(BaseModel):
 
     format: int = 1
     began: str
-    """Time in UTC. What was recorded later may be missing from the backup."""
+    """Time in UTC. Later records may be missing from the backup."""
     ended: str
     has_servers: bool
     has_workspace: bool

@@ -1,7 +1,7 @@
 """``python -m deploy.servers up | down | watch``: start PostgreSQL, a Prefect server and an MLflow server, or stop them.
 
 ``up`` writes lines for a shell to standard output, and messages to standard error: ``eval "$(make --silent servers)"``.
-``watch`` starts them, starts again what ends, and stops all three when it gets SIGTERM: for systemd.
+``watch`` is for systemd: it starts the servers, restarts those that end, and stops all three when it gets SIGTERM.
 """
 
 import argparse

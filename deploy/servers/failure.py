@@ -1,4 +1,4 @@
-"""The error that is shown without a traceback."""
+"""The error that users see without a traceback."""
 
 
 class ServersFailure(Exception):

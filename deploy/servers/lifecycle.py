@@ -1,4 +1,4 @@
-"""Start all three servers, or stop them; each can be called again, whatever state the last call left."""
+"""Start all three servers, or stop them; both can be repeated, whatever state the last call left."""
 
 import base64
 import fcntl
@@ -22,9 +22,9 @@ from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free
 
 OWN_POSTGRES_VARIABLE = "VANTAGE_POSTGRES_URL"
 START_SECONDS = 600.0
-"""Seconds for a server to answer; on a slow machine, most of it is the first start, which makes the tables."""
+"""Seconds for a server to answer; on a slow machine, the first start, which makes the tables, takes most of them."""
 MAX_PORTS = 3
-"""Number of ports that a server tries; another process may take each between our check and the server's start."""
+"""Number of ports that a server tries; another process may take a port between our check and the server's start."""
 STRANGER_SECONDS = 20.0
 """Seconds that a server gets to end, or to accept our login, after its port gave a foreign answer."""
 ACCEPTED = (401, 200)
@@ -41,7 +41,7 @@ def say(text: str) -> None:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Make the folder if it is missing, and wait until no other call works in it."""
-    # Others may pass through it if PostgreSQL runs as another user, who must reach its own folder. None may list it.
+    # Others may traverse it if PostgreSQL runs as another user, who must reach its own folder. Nobody may list it.
     folder.mkdir(mode=0o711 if account() else 0o700, parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -49,7 +49,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def start_all(folder: Path) -> Settings:
-    """Start what does not run; returns addresses and logins.
+    """Start the servers that do not run; returns addresses and logins.
 
     Raises:
         ServersFailure: a server does not come up, or does not accept our login.
@@ -113,8 +113,8 @@ def all_run(folder: Path) -> bool:
 
 
 def stop_all(folder: Path, *, delete: bool) -> None:
-    """Stop the running servers, PostgreSQL last; with ``delete``, remove all that they kept, except in a PostgreSQL of
-    the user.
+    """Stop the running servers, PostgreSQL last; with ``delete``, remove all their data, except in a PostgreSQL of the
+    user.
 
     Raises:
         ServersFailure: PostgreSQL does not stop.
@@ -136,7 +136,7 @@ def read_settings(folder: Path) -> Settings:
     """Return the remembered settings, or new ones; an address in VANTAGE_POSTGRES_URL has priority.
 
     Raises:
-        ServersFailure: that address cannot be used.
+        ServersFailure: the address in the variable cannot be used.
     """
     file = folder / "settings.json"
     settings = (
@@ -179,7 +179,7 @@ def _start(settings: Settings, name: str, folder: Path) -> None:
 def _wait_until_ready(settings: Settings, name: str, folder: Path) -> None:
     """Wait until a server answers, and check that it refuses strangers and accepts us.
 
-    A server whose port another process took while it started gets another port.
+    A server gets another port if another process took its port during the start.
     """
     deadline = time.monotonic() + START_SECONDS
     for is_last in [False] * (MAX_PORTS - 1) + [True]:
@@ -208,7 +208,7 @@ def _answers(settings: Settings, name: str, folder: Path, deadline: float) -> tu
         without, ours = _status(page), _status(page, password=login)
         if without is not None and ours is not None and max(without, ours) < 500:
             if latest is None and (without, ours) != ACCEPTED:
-                # Perhaps another process answers, which took the port: then ours is about to end.
+                # Perhaps another process took the port and answers: then ours is about to end.
                 deadline = min(deadline, time.monotonic() + STRANGER_SECONDS)
             latest = without, ours
         if latest == ACCEPTED:

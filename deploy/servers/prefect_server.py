@@ -1,4 +1,4 @@
-"""Start Prefect's server: all of its services, one process, only for this machine's browsers and clients."""
+"""Start Prefect's server: all its services in one process, only for this machine's browsers and clients."""
 
 import sys
 from pathlib import Path
@@ -32,7 +32,7 @@ def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]
             "PREFECT_SERVER_API_PORT": port,
             "PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{settings.prefect_password}",
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": settings.database_url("vantage_prefect", "asyncpg"),
-            # A database that is slow for a moment must not become an error 500, which ends Prefect's workers.
+            # A database that is slow for a moment must not cause an error 500, which ends Prefect's workers.
             "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "PREFECT_SERVER_DATABASE_SQLALCHEMY_POOL_SIZE": "20",

@@ -18,7 +18,8 @@ import psutil
 
 MARK = "VANTAGE_SERVER"
 OF_THE_CALLER = ("PATH", "HOME", "LANG", "TMPDIR", "TZ")
-"""Variables that a server takes over from the shell that starts it. They are no settings: other shells have others."""
+"""Variables that a server inherits from the shell that starts it. They are not part of its settings, since shells
+differ."""
 SEEN_SECONDS = 5.0
 """Time after which a new process must show its environment."""
 STOP_SECONDS = 10.0
@@ -27,31 +28,32 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Server:
-    """A server in the background: all of its processes have the same mark in their environment."""
+    """A server in the background: all its processes have the same mark in their environment."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
-    """Its working folder."""
+    """The server's working folder."""
     log: Path
 
     @property
     def mark(self) -> str:
-        """Mark: folder and name, then a digest of its command and of its environment without what a caller's shell has."""
+        """Mark: folder and name, then a digest of the command and of the environment without the variables of the
+        caller's shell."""
         own = {name: value for name, value in self.environment.items() if name not in OF_THE_CALLER}
         started_with = json.dumps([list(self.command), own], sort_keys=True)
         return f"{_mark_of(self.folder, self.name)}{hashlib.sha256(started_with.encode()).hexdigest()[:16]}"
 
     def runs(self) -> bool:
-        """Return whether its main process runs, with this command and these settings."""
+        """Return whether the server's main process runs, with this command and these settings."""
         return any(
             _mark(process) == self.mark and _leads_session(process)
             for process in processes_of(self.folder, self.name)
         )
 
     def start(self) -> None:
-        """Start it in a session of its own; remaining processes of an earlier one are stopped first."""
+        """Start the server in its own session; remaining processes of an earlier start are stopped first."""
         stop(self.folder, self.name)
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(descriptor, "ab") as output:
@@ -72,8 +74,7 @@ class Server:
 
 
 def processes_of(folder: Path, name: str) -> list[psutil.Process]:
-    """Return the living processes of a server. A process that has ended, and whose exit status was not read, has no
-    environment."""
+    """Return the living processes of a server. A zombie has no environment, so it is left out."""
     return [each for each in psutil.process_iter() if (_mark(each) or "").startswith(_mark_of(folder, name))]
 
 

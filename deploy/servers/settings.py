@@ -20,7 +20,7 @@ def _password() -> str:
 
 
 class Settings(BaseModel):
-    """Contents of ``settings.json``, which its owner alone can read."""
+    """Contents of ``settings.json``, which only its owner can read."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,9 +51,11 @@ class Settings(BaseModel):
         return f"http://{LOOPBACK}:{self.ports[server]}"
 
     def exports(self, *, elsewhere: bool = False) -> str:
-        """Return what a client needs, as lines for a shell. No value has a character that a shell would treat as syntax.
+        """Return the variables that a client needs, as lines for a shell. No value has a character that is syntax in a
+        shell.
 
-        ``elsewhere``: a client on another machine, which reaches the servers at their public addresses.
+        ``elsewhere``: whether the client is on another machine, from which it reaches the servers at their public
+        addresses.
         """
         address = {name: self.local(name) for name in ("prefect", "mlflow")} | (
             self.public if elsewhere else {}
@@ -69,7 +71,7 @@ class Settings(BaseModel):
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file by one that only its owner can read."""
+    """Write a file that only its owner can read, in place of an earlier one."""
     replace_file(path, text.encode(), private=True)
 
 
