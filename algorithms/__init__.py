@@ -1,8 +1,8 @@
 """The maths of RLHF: tensors and floats in, tensors out; torch is the only import.
 
 Shapes are `B` sequences, `T` response tokens (right-padded) and `V` vocabulary. A mask is boolean, True on
-response tokens with the end of sequence included; values outside it, NaN included, change neither value
-nor gradient.
+response tokens including the end of sequence; values outside it, even NaN, change neither result nor
+gradient.
 
     advantages         GAE, returns to go, group and greedy baselines, length-adaptive λ, whitening
     kl                 KL(π‖ref) and KL(old‖new), estimated from sampled tokens or exact; adaptive coefficients
@@ -18,7 +18,7 @@ nor gradient.
     kto_loss           KTO: the loss of a policy on single responses that are desirable or not
     supervised_loss    negative log-likelihood of given tokens
     aggregation        the four means over tokens and sequences, and their denominators
-    diagnostics        explained variance and what must be read beside it
+    diagnostics        explained variance and the measures to read with it
     critic_slices      explained variance by part of the response, tokens left, length and difficulty
     critic_quality     by prompt, calibration, order within a prompt, and other baselines on the same tokens
     uncertainty        standard errors of measurements whose rows come in clusters, as the responses to one prompt do
@@ -26,7 +26,7 @@ nor gradient.
     length_control     the win rate that a logistic regression predicts for responses of equal length
     wins               which of two judgements is the higher, with ties as half a win
     calibration        a reward model's probabilities against what is preferred: reliability, Brier scores
-    metrics            sums and counts that add up over micro-batches and ranks
-    masking            the one way in which masks are checked and applied
+    metrics            sums and counts that can be added over micro-batches and ranks
+    masking            how all functions check and apply masks
     groups             which rows answer one prompt
 """

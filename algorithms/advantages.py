@@ -1,6 +1,6 @@
 """Advantages and returns: how much better a token was than expected, and how much reward followed it.
 
-Nothing here passes a gradient: advantages and returns are targets.
+No function here passes a gradient: advantages and returns are targets.
 """
 
 import torch
@@ -34,11 +34,10 @@ def gae(
     tokens before t. `lam` is a float or one value per row (B,). → advantages (B,T) in float32 or better,
     detached, 0 outside the mask.
 
-    The value after a row's last valid token is 0, or `final_values` (B,) for truncated responses (0 there for
-    the finished ones). Masked positions inside a response are stepped over: A and V are carried across, which
-    equals deleting the gap. A masked position may hold anything in `values`. In `rewards` it may hold NaN,
-    infinity or 0 (no reward was ever put there), but a finite other number is one that would be lost, and is
-    refused.
+    The value after a row's last valid token is 0, or `final_values` (B,) for truncated responses (with 0 for
+    finished ones). Masked positions inside a response are skipped: A and V are carried across, as if the gap
+    were deleted. A masked position may hold anything in `values`. In `rewards` it may hold NaN, infinity or 0
+    (no reward was put there); any other finite number is refused, since that reward would be lost.
 
     Raises ValueError for a reward outside the mask, unequal shapes, or γ or λ outside [0, 1].
     """
@@ -50,7 +49,8 @@ def gae(
     zeros = torch.zeros_like(rewards + values)
     decay = gamma * _one_per_row("lam", lam, zeros)
     after_last = _one_per_row("final_values", 0.0 if final_values is None else final_values, zeros)
-    # Time-major, so that what one step reads lies together; masked positions are stepped over by δ = 0 and a decay of 1.
+    # Time-major, so that the numbers of one step are contiguous; masked positions are skipped by δ = 0 and a decay of
+    # 1.
     rewards, values, valid = (each.t().contiguous() for each in (rewards, values, response_mask))
     deltas = torch.where(valid, rewards + gamma * _next_values(values, valid, after_last) - values, 0.0)
     decays = torch.where(valid, decay, 1.0)
@@ -62,7 +62,7 @@ def gae(
 
 
 def _next_values(values: Tensor, valid: Tensor, after_last: Tensor) -> Tensor:
-    """Return (T,B): the value at the next valid position of each row, or `after_last` (B,) where there is none."""
+    """Return (T,B): the value at the next valid position of each row, or `after_last` (B,) if there is none."""
     found = torch.empty_like(values, dtype=after_last.dtype)
     following = after_last
     for t in reversed(range(len(values))):
@@ -86,8 +86,8 @@ def truncated_gae(
         A_t = Σ_{k < horizon} (γ·λ)^k · δ_{t+k}        δ_t = r_t + γ·V_{t+1} − V_t
 
     The paper cuts a trajectory into segments of T steps; here the window moves with t. Near the end of a response
-    the sum stops with the response, and from a `horizon` of its length on this is `gae`. A `horizon` of 1 gives δ.
-    Everything else is as for `gae`; summed in float64.
+    the sum stops with the response, so a `horizon` of its length or more gives `gae`. A `horizon` of 1 gives δ.
+    Everything else is as for `gae`; the sum is in float64.
 
     Raises ValueError as `gae`, and for a horizon below 1.
     """
@@ -95,8 +95,8 @@ def truncated_gae(
         raise ValueError(f"horizon={horizon} is below 1; it counts the steps that are summed")
     exact_rewards, exact_values = rewards.to(torch.float64), values.to(torch.float64)
     whole = gae(exact_rewards, exact_values, response_mask, gamma=gamma, lam=lam, final_values=final_values)
-    # A_t also contains the sum from t + horizon on, (γλ)^horizon times; it is subtracted here. Gaps do not count as steps.
-    # So the advantages are computed without gaps first, with a 0 after the last.
+    # GAE's A_t also contains the sum from t + horizon on, (γλ)^horizon times, which is subtracted here. Gaps do not
+    # count as steps, so the advantages are first computed without gaps, with a 0 after the last.
     width = response_mask.shape[1]
     rank = response_mask.cumsum(dim=1) - 1
     row = whole.new_zeros(whole.shape[0], width + 1)
@@ -116,10 +116,11 @@ def n_step_advantages(
     num_steps: int,
     final_values: Tensor | None = None,
 ) -> Tensor:
-    """Return the n-step return less the value, A_t = Σ_{k<n} γ^k·r_{t+k} + γ^n·V_{t+n} − V_t: PPO, arXiv 1707.06347 eq. 10.
+    """Return the n-step return minus the value, A_t = Σ_{k<n} γ^k·r_{t+k} + γ^n·V_{t+n} − V_t: PPO, arXiv 1707.06347
+    eq. 10.
 
-    Where fewer than n tokens are left, the return contains their rewards and the value after the last token. The result is
-    `truncated_gae` at λ = 1, where the values in between cancel; shapes and errors are the same.
+    Where fewer than n tokens are left, the return contains their rewards and the value after the last token. The result
+    is `truncated_gae` at λ = 1, since the values in between cancel; shapes and errors are the same.
     """
     return truncated_gae(
         rewards,
@@ -135,18 +136,20 @@ def n_step_advantages(
 def returns_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
     """Return discounted reward from each token on, G_t = r_t + γ·G_{t+1}, over response tokens only.
 
-    `rewards` (B,T) → returns (B,T) in float32 or better, detached, 0 outside the mask. The advantage of
-    REINFORCE and REINFORCE++ (arXiv 2501.03262). Masked positions and errors are as for `gae`, of which this
-    is the case V = 0, λ = 1.
+    `rewards` (B,T) → returns (B,T) in float32 or better, detached, 0 outside the mask. They are the
+    advantages of REINFORCE and REINFORCE++ (arXiv 2501.03262). Masked positions and errors are as for `gae`,
+    of which this is the case V = 0, λ = 1.
     """
     check_response_mask(response_mask, rewards=rewards)
     return gae(rewards, torch.zeros_like(rewards), response_mask, gamma=gamma, lam=1.0)
 
 
 def above_mean_return(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
-    """Return `returns_to_go` less their mean over all valid tokens of the batch: EVPO, arXiv 2604.19485, without its critic.
+    """Return `returns_to_go` minus their mean over all valid tokens of the batch: EVPO, arXiv 2604.19485, without its
+    critic.
 
-    The best constant baseline: its explained variance is 0, and the variance of the advantages is Var(G). Shapes and
+    The mean is the best constant baseline: its explained variance is 0, and the variance of the advantages is Var(G).
+    Shapes and
     errors are as for `returns_to_go`; an empty mask gives zeros.
     """
     returns = returns_to_go(rewards, response_mask, gamma=gamma)
@@ -160,7 +163,8 @@ def mean_return(returns: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def blended_values(values: Tensor, mean: Tensor, *, weight: float) -> Tensor:
-    """Return m + k·(V − m): values (any shape) drawn towards the mean return `mean`; `weight` k = 1 leaves them as they are.
+    """Return m + k·(V − m): values (any shape) moved towards the mean return `mean`; `weight` k = 1 leaves them
+    unchanged.
 
     Raises ValueError for a weight outside [0, 1].
     """
@@ -169,14 +173,14 @@ def blended_values(values: Tensor, mean: Tensor, *, weight: float) -> Tensor:
 
 
 def monte_carlo_returns(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
-    """Return `returns_to_go` under the critic's name for it: what explained variance is measured against."""
+    """Return `returns_to_go`, under its name as the critic's target, by which explained variance is measured."""
     return returns_to_go(rewards, response_mask, gamma=gamma)
 
 
 def length_adaptive_lambda(lengths: Tensor, *, alpha: float) -> Tensor:
     """Return λ = 1 − 1/(alpha · length), clamped to [0, 1]: VAPO, arXiv 2504.05118 eq. 4-5.
 
-    `lengths` (B,) in response tokens → λ (B,). It makes Σ_t λ^t ≈ alpha · length. The paper's alpha is 0.05,
+    `lengths` (B,) in response tokens → λ (B,). With it, Σ_t λ^t ≈ alpha · length. The paper's alpha is 0.05,
     which leaves λ = 0 up to 20 tokens: short responses need a larger one. Length 0 gives 0.
 
     Raises ValueError for an alpha that is not positive or a negative length.
@@ -192,7 +196,7 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A − mean) / (std + 1e-8) over all valid tokens of the batch; std is the population's (ddof 0).
 
     `advantages` (B,T) → (B,T) in float32 or better, detached, 0 outside the mask. Call it on the whole batch,
-    before any split into micro-batches. Advantages that are equal but for rounding give 0.
+    before any split into micro-batches. Advantages that are equal up to rounding give 0.
 
     Raises ValueError for an empty mask or unequal shapes.
     """
@@ -233,8 +237,8 @@ def group_mean_baseline(scores: Tensor, group_ids: Tensor) -> Tensor:
 def group_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
     """Return A_i = (R_i − mean) / (std + 1e-6) within its group, std with ddof 1: GRPO, arXiv 2402.03300 §4.1.2.
 
-    Shapes, types and errors are as for `leave_one_out`. A group of one and a group of scores that are equal but for
-    rounding get exactly 0. The paper leaves ddof and ε open; these are its widely used implementations'.
+    Shapes, types and errors are as for `leave_one_out`. A group of one and a group of scores that are equal up to
+    rounding get exactly 0. The paper leaves ddof and ε open; these values are those of its widely used implementations.
     """
     return _exactly_normalised(scores, group_ids).to(_widened(scores))
 
@@ -242,7 +246,7 @@ def group_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
 def each_group_normalised(scores: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Return Σ_k w_k · (R_ik − mean) / (std + 1e-6), each score k normalised within its group: GDPO, arXiv 2601.05242 §3.
 
-    `scores` (B,K), `weights` (K,) → (B,). A score that is equal in a whole group, but for rounding, adds nothing there.
+    `scores` (B,K), `weights` (K,) → (B,). A score that is equal in a whole group, up to rounding, adds nothing there.
 
     Raises ValueError for unequal shapes, and as `group_normalised`.
     """
@@ -254,7 +258,8 @@ def each_group_normalised(scores: Tensor, weights: Tensor, group_ids: Tensor) ->
 def whiten_by_sample(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A − mean) / √(variance + 1e-8) over all valid tokens, with the sample's variance (ddof 1): GDPO's last step.
 
-    The paper normalises over responses; like its widely used implementation we do over tokens. Shapes and errors are
+    The paper normalises over responses; this is over tokens, as in its widely used implementation. Shapes and errors
+    are
     as for `whiten`; a single valid token gives 0.
     """
     check_response_mask(response_mask, advantages=advantages)
@@ -287,7 +292,7 @@ def over_tokens(sequence_advantages: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def _exactly_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
-    """Return what `group_normalised` does, in float64; what counts as rounding is that of the scores' own type."""
+    """Return the result of `group_normalised` in float64; rounding is judged by the scores' own type."""
     deviations, index, sizes = _deviations(scores, group_ids)
     variance = _sum_by_group(deviations.square(), index, sizes) / (sizes - 1).clamp(min=1)
     largest = torch.zeros_like(variance).scatter_reduce(0, index, scores.detach().to(variance).abs(), "amax")
@@ -301,7 +306,7 @@ def _deviations(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tens
     _check_one_per_response(scores)
     index, sizes = index_of_groups(group_ids, scores.shape[0])
     exact = scores.detach().to(torch.float64)
-    # Counted from the group's lowest score, equal scores are exactly 0, and so is their mean: without the
+    # Relative to the group's lowest score, equal scores are exactly 0, and so is their mean: without this
     # shift, rounding in the mean would leave a remainder, and a division by std + ε would amplify it.
     lowest = exact.new_full(sizes.shape, torch.inf).scatter_reduce(0, index, exact, "amin")
     above_lowest = exact - lowest[index]

@@ -9,7 +9,7 @@
 
 The denominator belongs to the whole global minibatch: it is the sum of `denominator_of` over every
 micro-batch and every rank. Then the losses of the micro-batches add up to the loss of the minibatch, and so
-do their gradients. Where a wrapper averages gradients over W ranks instead of adding them, pass the
+do their gradients. If a wrapper averages gradients over W ranks instead of adding them, pass the
 denominator divided by W.
 """
 
@@ -24,11 +24,11 @@ Denominator: TypeAlias = float | Tensor
 
 
 def denominator_of(response_mask: Tensor, *, aggregation: Aggregation, max_length: int | None = None) -> int:
-    """Return what this mask (B,T) contributes to the denominator of its minibatch; an empty mask contributes 0.
+    """Return the contribution of this mask (B,T) to the denominator of its minibatch; 0 for an empty mask.
 
     `constant` counts `max_length` tokens for each of the B rows (Dr. GRPO, arXiv 2503.20783), where
-    `max_length` is the longest response that sampling allows. It is never read off T, which is the longest
-    response that happened to be in this batch; the other aggregations do not look at it.
+    `max_length` is the longest response that sampling allows. T cannot replace it, since T is only the longest
+    response in this batch. The other aggregations ignore it.
 
     Raises ValueError for `constant` without a `max_length`, or with one below a response's length.
     """
@@ -54,13 +54,13 @@ def denominator_of(response_mask: Tensor, *, aggregation: Aggregation, max_lengt
 def aggregate(
     per_token: Tensor, response_mask: Tensor, *, aggregation: Aggregation, denominator: Denominator | None
 ) -> Tensor:
-    """Sum `per_token` (B,T) over the mask in the way of `aggregation`, divided by `denominator`: a 0-d tensor.
+    """Return the sum of `per_token` (B,T) over the mask by `aggregation`, divided by `denominator`: a 0-d tensor.
 
-    With an explicit denominator an empty mask gives 0, and a gradient of 0. None means that this call holds
+    With an explicit denominator an empty mask gives 0, and a gradient of 0. None means that this call has
     the whole minibatch.
 
     Raises ValueError for a denominator that is not positive, and, when it is None, for an empty mask and for
-    `constant`, which needs an explicit one for its maximum length.
+    `constant`, which needs an explicit denominator because of its maximum length.
     """
     check_response_mask(response_mask, per_token=per_token)
     _check_aggregation(aggregation)
@@ -75,7 +75,7 @@ def aggregate(
 
 
 def _whole_minibatch_denominator(response_mask: Tensor, *, aggregation: Aggregation) -> int:
-    """Return the denominator for a call that holds the whole minibatch; ValueError where that has no meaning."""
+    """Return the denominator for a call with the whole minibatch; raises ValueError if there is none."""
     if aggregation == "constant":
         raise ValueError(
             "aggregation='constant' needs an explicit denominator: "
@@ -100,7 +100,7 @@ def check_denominator(denominator: Denominator) -> None:
 
 
 def _check_aggregation(aggregation: str) -> None:
-    """Raise ValueError for a name that is none of the four."""
+    """Raise ValueError unless the name is one of the four."""
     if aggregation not in get_args(Aggregation):
         known = ", ".join(get_args(Aggregation))
         raise ValueError(f"aggregation={aggregation!r} is unknown; use one of {known}")

@@ -1,7 +1,7 @@
 """Baselines of whole responses that are computed beforehand, one number per prompt: PVPO, A*-PO and SPO.
 
-Nothing here passes a gradient. Everything is computed in float64. All three papers were read from their abstracts and public
-implementations.
+No function here passes a gradient. Everything is computed in float64. Of all three papers, the abstracts and public
+implementations were read.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from vantage.algorithms.masking import check_shape
 
 
 def sample_means(scores: Tensor) -> Tensor:
-    """Return mean over each prompt's samples, `scores` (P,K) → (P,): PVPO, arXiv 2508.21104. A = R − mean."""
+    """Return the mean over each prompt's samples, `scores` (P,K) → (P,): PVPO, arXiv 2508.21104. A = R − mean."""
     return _by_prompt(scores).mean(dim=1)
 
 
 def optimal_values(scores: Tensor, *, beta: float) -> Tensor:
     """Return V* = β · log mean_k exp(R_k/β) over each prompt's samples, (P,K) → (P,): A*-PO, arXiv 2505.20686.
 
-    The value of the best policy under a KL penalty of β to the policy that gave the samples. Towards β = 0 it is the
-    largest score, for a large β their mean; at any β between the two.
+    This is the value of the best policy under a KL penalty of β to the policy of the samples. As β → 0 it approaches
+    the largest score, for a large β the mean score.
 
     Raises ValueError for a β that is not positive.
     """
@@ -39,7 +39,7 @@ class TrackedMeans:
     means: Tensor
     """(P,), float64."""
     weights: Tensor
-    """(P,): number of scores that each mean counts as."""
+    """(P,): effective number of scores in each mean."""
 
 
 def tracked(
@@ -56,8 +56,8 @@ def tracked(
 
         ρ = clamp(2^(−KL / half_life), low, high)      n' = ρ·n + k      v' = (ρ·n·v + Σ r) / n'
 
-    for each prompt that has k scores r in this rollout; the others stay as they are. With one score that is
-    v' = v + (r − v)/n', and with scores of 0 and 1 the mean of its Beta distribution.
+    for each prompt with k scores r in this rollout; other prompts are unchanged. With one score this is
+    v' = v + (r − v)/n', and with scores of 0 and 1 it is the mean of a Beta distribution.
 
     `prompts` (B,) numbers below P, in any order; `scores` (B,); `kl` (P,) in nats per token, how far the policy has moved
     since each prompt's last scores.

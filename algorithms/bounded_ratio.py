@@ -1,4 +1,4 @@
-"""Losses that bound the ratio by something else than PPO's clip: a weight, a soft gate, or a mean over the response."""
+"""Losses that bound the ratio by other means than PPO's clip: a weight, a soft gate, or a mean over the response."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,7 +21,8 @@ from vantage.algorithms.policy_loss import (
 )
 
 LARGEST_LOG_RATIO = 20.0
-"""Logarithm of a ratio from which the soft gate is flat in float32 and float64; a larger ratio would overflow."""
+"""Logarithm of a ratio at which the soft gate is already flat in float32 and float64; a much larger ratio would
+overflow."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def clipped_weight_gradient(
         −sg[clip(ρ, 1 − clip_range_low, 1 + clip_range_high)]·A·logprobs
 
     CISPO, arXiv 2506.13585; the paper bounds only from above. No token loses its gradient. All tensors (B,T),
-    log-probabilities in nats; a range of None is no limit on that side. `ratio_level`, `aggregation` and `denominator` are
+    log-probabilities in nats; a range of None sets no limit on that side. `ratio_level`, `aggregation` and
+    `denominator` are
     those of `clipped_surrogate`.
 
     Raises ValueError as `clipped_surrogate`.
@@ -98,12 +100,12 @@ def soft_gate(
     ratio_level: RatioLevel = "token",
     denominator: Denominator | None = None,
 ) -> SoftGateLoss:
-    """Return the surrogate with a soft gate in the place of the clip.
+    """Return the surrogate with a soft gate in place of the clip.
 
         −f(ρ)·A,   f(ρ) = 4/τ·σ(τ·(ρ − 1)),   τ = temperature_positive where A > 0, else temperature_negative
 
-    SAPO, arXiv 2511.20347 (1 and 1.05). At ρ = 1 the gradient is the policy gradient's; away from it the slope
-    f′ = 4·σ·(1 − σ) falls towards 0, the faster the larger τ is. All tensors (B,T), log-probabilities in nats.
+    SAPO, arXiv 2511.20347 (1 and 1.05). At ρ = 1 the gradient is the policy gradient; away from it the slope
+    f′ = 4·σ·(1 − σ) falls towards 0, faster for a larger τ. All tensors (B,T), log-probabilities in nats.
     `ratio_level`, `aggregation` and `denominator` are those of `clipped_surrogate`.
 
     Raises ValueError for a temperature that is not positive, unequal shapes, and as `aggregate`.
@@ -115,10 +117,10 @@ def soft_gate(
     kept_advantages = keep(advantages.detach(), response_mask)
     token_log_ratio = keep(logprobs, response_mask) - keep(old_logprobs.detach(), response_mask)
     log_ratio = log_ratio_of_level(token_log_ratio, response_mask, level=ratio_level)
-    # Not `where` of two numbers, which would round them to float32
+    # `where` of two numbers would round them to float32
     temperature = torch.full_like(log_ratio, temperature_negative)
     temperature = temperature.masked_fill(kept_advantages > 0, temperature_positive)
-    # Where the gate is flat, an overflowing ratio times a slope of 0 would be NaN
+    # The gate is flat there, and an overflowing ratio times a slope of 0 would be NaN
     opened = torch.sigmoid(temperature * (log_ratio.clamp(max=LARGEST_LOG_RATIO).exp() - 1))
     nothing = torch.zeros_like(response_mask)
     plain = policy_loss_of(

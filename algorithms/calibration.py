@@ -41,8 +41,8 @@ def expected_calibration_error(
 ) -> Tensor:
     """Return Σ_b (W_b/W)·|accuracy of bin b − mean confidence of bin b|, for R sets of weights → (R,).
 
-    The sum of the sizes of `calibration_gaps`. (Naeini et al., AAAI 2015; Guo et al., arXiv 1706.04599 eq. 3.) Noise alone
-    makes it positive.
+    This is the sum of |`calibration_gaps`| (Naeini et al., AAAI 2015; Guo et al., arXiv 1706.04599 eq. 3). It is
+    positive even for pure noise.
 
     `margins` (N,); `weights` (R,N), None: one set of 1.
 
@@ -54,9 +54,9 @@ def expected_calibration_error(
 def calibration_gaps(margins: Tensor, weights: Tensor | None = None, *, num_bins: int = NUM_BINS) -> Tensor:
     """Return (W_b/W)·(accuracy of bin b − mean confidence of bin b), for R sets of weights → (R,num_bins).
 
-    The confidence of a pair is that of the response that the model prefers, max(σ(m), 1 − σ(m)), from 0.5 to 1; it is
-    right where m > 0, and half right where m = 0. So −m has the same confidence and the opposite outcome. `num_bins` bins of
-    equal width from 0.5 to 1.
+    The confidence of a pair is the probability of the response that the model prefers, max(σ(m), 1 − σ(m)), from 0.5 to
+    1; the pair is right if m > 0, and half right if m = 0. So −m has the same confidence and the opposite outcome.
+    There are `num_bins` bins of equal width from 0.5 to 1.
 
     `margins` (N,); `weights` (R,N), None: one set of 1.
 

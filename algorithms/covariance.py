@@ -56,10 +56,11 @@ def tokens_to_clip(
     share: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Return which tokens (B,T) clip-cov leaves out of the gradient.
+    """Return which tokens (B,T) clip-cov removes from the gradient.
 
-    They are drawn from those with a covariance between `low` and `high` that `is_clipped` (B,T) does not name, as many as
-    `share` of the mask's tokens, rounded down, but one at least. `generator` is on the CPU, so every rank draws the same.
+    They are drawn from the tokens outside `is_clipped` (B,T) with a covariance between `low` and `high`. Their number
+    is `share` of the mask's tokens, rounded down, but at least one. `generator` is on the CPU, so every rank draws the
+    same.
 
     Raises ValueError for unequal shapes, and for a share that is not between 0 and 1.
     """
@@ -73,7 +74,8 @@ def tokens_to_clip(
 def tokens_to_hold(covariances: Tensor, response_mask: Tensor, *, share: float) -> Tensor:
     """Return which tokens (B,T) kl-cov holds by a KL penalty: those of the largest covariance.
 
-    They are `share` of the mask's tokens, rounded down, but one at least; of equal ones the first in order of rows.
+    Their number is `share` of the mask's tokens, rounded down, but at least one; of equal ones the first in order of
+    rows.
 
     Raises ValueError for unequal shapes, and for a share that is not between 0 and 1.
     """
@@ -100,8 +102,9 @@ def selected_kl_loss(
 ) -> SelectedKLLoss:
     """Return the loss |logprobs − old_logprobs| of the selected tokens, and 0 of the others: kl-cov.
 
-    The authors' code estimates the KL to the old policy so. At a rollout's first update both are equal but for rounding, and
-    the gradient is 0 there (`vantage.algorithms.kl.distance`). All tensors (B,T), log-probabilities in nats; the gradient flows
+    The authors' code estimates the KL to the old policy in this way. At a rollout's first update both are equal up to
+    rounding, and the gradient is 0 (`vantage.algorithms.kl.distance`). All tensors (B,T), log-probabilities in nats;
+    the gradient flows
     through `logprobs` only. `aggregation` and `denominator` are those of `vantage.algorithms.aggregation.aggregate`, so the
     other tokens count in the denominator.
 
@@ -121,7 +124,7 @@ def _count(response_mask: Tensor, share: float) -> int:
 
 
 def _at(places: Tensor, response_mask: Tensor) -> Tensor:
-    """Return True at these places (N,1) of the flattened mask, in its shape."""
+    """Return a tensor in the mask's shape that is True at these places (N,1) of the flattened mask."""
     selected = torch.zeros_like(response_mask).flatten()
     selected[places[:, 0]] = True
     return selected.view_as(response_mask)

@@ -1,4 +1,4 @@
-"""Losses, disagreement and calibration of critics that predict more than one value at a position.
+"""Losses, disagreement and calibration of critics that predict several values at a position.
 
 Shapes: `B` responses, `T` response tokens, `N` quantiles, `K` values of an ensemble. Critics predict (B,T,N) or (B,T,K); the
 value is the mean over the last dimension.
@@ -11,7 +11,7 @@ from vantage.algorithms.aggregation import Denominator, aggregate
 from vantage.algorithms.masking import check_response_mask, keep
 
 BOUNDS = 9
-"""Most bounds at which the distribution of quantiles is compared with that of the returns."""
+"""Most bounds at which the distribution of quantiles is compared with the distribution of returns."""
 
 
 def quantile_levels(count: int, *, device: torch.device | None = None) -> Tensor:
@@ -30,11 +30,11 @@ def quantile_huber_loss(
     """Return the mean over tokens and quantiles of the quantile Huber loss, 0-d and differentiable.
 
     ρ_τ(u) = |τ − 1{u < 0}| · L(u)/κ with u = target − quantile, L(u) = ½u² for |u| ≤ κ, else κ·(|u| − ½κ) (QR-DQN, arXiv
-    1710.10044 eq. 9-10). At κ = 0 it is |τ − 1{u < 0}| · |u|. QR-DQN sums over the quantiles; the mean keeps the gradient's
-    size the same for every N.
+    1710.10044 eq. 9-10). At κ = 0 it is |τ − 1{u < 0}| · |u|. QR-DQN sums over the quantiles; with the mean, the
+    gradient's size does not depend on N.
 
     `quantiles` (B,T,N); `targets`, `response_mask` (B,T). The gradient flows through `quantiles` only. `denominator` is the
-    number of valid tokens of the whole global minibatch; None takes this call's.
+    number of valid tokens of the whole global minibatch; None takes that of this call.
 
     Raises ValueError for a negative κ, unequal shapes, and for an empty mask when the denominator is None.
     """
@@ -53,7 +53,7 @@ def quantile_huber_loss(
 
 
 def own_values(values: Tensor, shards: Tensor) -> Tensor:
-    """Return, of the values (B,T,K) of an ensemble, those (B,T) of the head that learns from each response.
+    """Select from the values (B,T,K) of an ensemble those (B,T) of the head that learns from each response.
 
     Each head learns from its own share of the prompts (AsyPPO, arXiv 2510.01656). `shards` (B,) are the numbers of the heads.
     """
@@ -70,9 +70,9 @@ def disagreement_of_heads(values: Tensor) -> Tensor:
 def agreement_weights(disagreement: Tensor, response_mask: Tensor, *, share: float) -> Tensor:
     """Return weights (B,T) of the advantages: 0 on the tokens with the least disagreement, 1 elsewhere.
 
-    Of n valid tokens, at most ⌊share · n⌋ get 0: those whose disagreement is less than the one after them in order. Tokens that
-    disagree equally get equal weights, so that equal heads leave every advantage as it is (AsyPPO, arXiv 2510.01656, masks
-    advantages where critics agree; what happens to ties is ours).
+    Of n valid tokens, at most ⌊share · n⌋ get 0: those whose disagreement is less than the one after them in order.
+    Tokens with equal disagreement get equal weights, so that equal heads change no advantage (AsyPPO, arXiv 2510.01656,
+    masks advantages where critics agree; the rule for ties is ours).
 
     Raises ValueError for a share outside [0, 1), unequal shapes, or an empty mask.
     """
@@ -87,9 +87,10 @@ def agreement_weights(disagreement: Tensor, response_mask: Tensor, *, share: flo
 
 
 def calibration_bounds(returns: Tensor, response_mask: Tensor) -> Tensor:
-    """Return bounds (M,), at most nine, between neighbouring different returns near their tenths; in float64 on the CPU.
+    """Return at most nine bounds (M,) near the deciles of the returns, each between two neighbouring different returns;
+    in float64 on the CPU.
 
-    So returns of few values, such as 0 and 1, are compared between them and never on them. Empty if all returns are equal.
+    So bounds never equal a return, even if returns have few values, such as 0 and 1. Empty if all returns are equal.
     `returns`, `response_mask` (B,T).
 
     Raises ValueError for unequal shapes or an empty mask.
@@ -114,10 +115,11 @@ def shares_up_to(quantiles: Tensor, bounds: Tensor) -> Tensor:
 def quantile_calibration_error(
     shares: Tensor, returns: Tensor, response_mask: Tensor, bounds: Tensor
 ) -> float:
-    """Return how far the predicted distribution of the returns is from theirs, over all valid tokens at once.
+    """Return the distance of the predicted distribution of returns from the actual one, over all valid tokens at once.
 
-    Mean over the bounds of |mean predicted share up to the bound − share of returns up to it|: marginal calibration (Gneiting,
-    Balabdaoui, Raftery 2007, JRSS B 69). NaN without bounds. `shares` (B,T,M) from `shares_up_to`; `returns`, `response_mask`
+    It is the mean over the bounds of |mean predicted share up to the bound − share of returns up to it|: marginal
+    calibration (Gneiting, Balabdaoui, Raftery 2007, JRSS B 69). NaN without bounds. `shares` (B,T,M) from
+    `shares_up_to`; `returns`, `response_mask`
     (B,T); `bounds` (M,) from `calibration_bounds`.
 
     Raises ValueError for unequal shapes.

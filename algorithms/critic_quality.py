@@ -1,9 +1,8 @@
 """Measure a critic on one held-out rollout: by prompt, by predicted value, by rank, and against other baselines.
 
 All functions take `values`, `returns` (Monte-Carlo) and `response_mask`, all (B,T), and `prompts` (B,), an integer for
-each prompt. Everything is computed in float64 on the CPU; standard errors are over prompts. The order of the rows
-changes nothing.
-All raise ValueError for an empty mask or unequal shapes.
+each prompt. Everything is computed in float64 on the CPU; standard errors are over prompts. The order of the rows does
+not matter. All raise ValueError for an empty mask or unequal shapes.
 """
 
 from dataclasses import dataclass, replace
@@ -23,10 +22,11 @@ class PromptParts:
     prompts."""
 
     between: Estimate
-    """Explained variance of the prompts' mean returns, weighted by tokens: does the critic know which prompts go well?"""
+    """Explained variance of the prompts' mean returns, weighted by tokens: whether the critic knows which prompts go
+    well."""
     within: Estimate | None
-    """Explained variance of the differences from the prompt's mean return, over prompts with several responses: does the critic
-    know which responses go well? None where each prompt has one response."""
+    """Explained variance of the differences from the prompt's mean return, over prompts with several responses: whether
+    the critic knows which responses go well. None if each prompt has one response."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class PromptError:
     """The number of the prompt, as given."""
     num_responses: int
     value: float
-    """Mean over tokens, as all of these."""
+    """Mean over tokens, like all numbers here."""
     returned: float
     squared_error: float
     share: float
-    """Share of the squared error of all tokens; NaN where that is 0."""
+    """Share of the squared error of all tokens; NaN if that error is 0."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,20 @@ class CalibrationBin:
 class SquaredAdvantages:
     """Mean square over valid tokens of the advantage with each baseline, in the square of the unit of the returns.
 
-    The smallest is the best baseline for this rollout as far as advantages go. The policy's gradient weighs each by how large
-    ‖∇ log π‖ of its token is, which can reverse the order (docs/critic_boundary).
+    The smallest belongs to the best baseline for this rollout, as far as advantages matter. The policy's gradient
+    weighs each advantage by ‖∇ log π‖ of its token, which can reverse the order (docs/critic_boundary).
     """
 
     critic: Estimate
     """Mean square of G − V."""
     batch_mean: Estimate
-    """Mean square of G less the mean of G over all valid tokens."""
+    """Mean square of G − (mean of G over all valid tokens)."""
     others_mean: Estimate | None
-    """Mean square of G less the mean return of the other responses to the same prompt; None where a prompt has only one
+    """Mean square of G − (mean return of the other responses to the same prompt); None if a prompt has only one
     response."""
     ratio: Estimate | None
-    """`critic` / `batch_mean`; None where all returns are equal. The mean makes the divisor smallest, so that its own
-    uncertainty has no first-order effect."""
+    """`critic` / `batch_mean`; None if all returns are equal. The mean minimises the divisor, so the uncertainty of the
+    mean has no first-order effect."""
 
 
 def prompt_parts(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor) -> PromptParts:
@@ -126,7 +126,8 @@ def prompt_errors(
 def calibration(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor, *, num_bins: int = 10
 ) -> list[CalibrationBin]:
-    """Compare values with returns by equal parts of the tokens, in the order of their values; tokens of equal values are in one part."""
+    """Compare values with returns in equal parts of the tokens, sorted by value; tokens of equal values are in one
+    part."""
     mask = _checked(values, returns, response_mask)
     prompts = prompts.cpu()
     predicted, found = (torch.where(mask, each.detach().cpu().double(), 0.0) for each in (values, returns))
@@ -153,7 +154,7 @@ def calibration(
 
 
 def calibration_error(curve: list[CalibrationBin]) -> float:
-    """Return mean over tokens of the size of their bin's error, |mean value − mean return|. Noise alone makes it positive."""
+    """Return the mean over tokens of their bin's |mean value − mean return|. It is positive even for pure noise."""
     total = sum(each.num_tokens for each in curve)
     return sum(each.num_tokens * abs(each.error.value) for each in curve) / total
 
@@ -161,11 +162,12 @@ def calibration_error(curve: list[CalibrationBin]) -> float:
 def rank_correlation(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor, *, at: float = 0.5
 ) -> Estimate | None:
-    """Return how often the critic puts two responses to one prompt in the order of their returns, a part of the way through each.
+    """Return how well the critic orders two responses to one prompt by their returns, at a part ``at`` of each
+    response.
 
-    (concordant − discordant pairs)/(pairs of different returns), Kendall's τ over the pairs that have an order; V and G are
-    those of token ⌊at · L⌋, of the last for 1; equal values are in no order and count as 0. None where no two responses to
-    a prompt differ. The estimate's `num_rows` counts these pairs.
+    (concordant − discordant pairs)/(pairs of different returns), Kendall's τ over the pairs that have an order; V and G
+    are those of token ⌊at · L⌋, or of the last one for 1; equal values have no order and count as 0. None if no two
+    responses to a prompt differ. The estimate's `num_rows` counts these pairs.
     """
     mask = _checked(values, returns, response_mask)
     lengths = mask.sum(dim=1)
@@ -191,12 +193,12 @@ def rank_correlation(
 def squared_advantages(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor
 ) -> SquaredAdvantages:
-    """Return what each baseline leaves of the returns, on the same tokens."""
+    """Return the mean squared advantages with each baseline, on the same tokens."""
     mask = _checked(values, returns, response_mask)
     prompts, tokens = prompts.cpu(), mask.sum(dim=1).double()
     found, predicted = (each.detach().cpu().double() for each in (returns, values))
     others, is_known = others_mean(returns, mask, prompts)
-    start = found[mask][0]  # equal returns differ from their mean by exactly 0
+    start = found[mask][0]  # so that equal returns differ from their mean by exactly 0
     mean = start + (found[mask] - start).mean()
     of_critic, of_mean, of_others = (
         torch.where(mask, found - baseline, 0.0).square().sum(dim=1)
@@ -211,10 +213,11 @@ def squared_advantages(
 
 
 def _split_by_prompt(per_token: Tensor, mask: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean over the tokens of each row's prompt, and the rest, both (B,T); the rest of equal numbers is exactly 0."""
+    """Return the mean over the tokens of each row's prompt, and the differences from it, both (B,T); equal numbers
+    differ by exactly 0."""
     num_prompts = int(index.max()) + 1
     valid = torch.where(mask, per_token, 0.0)
-    # Shifted by one of the prompt's own numbers
+    # The numbers are shifted by one of the prompt's own
     lowest = torch.full((num_prompts,), float("inf"), dtype=torch.float64)
     lowest = lowest.scatter_reduce(
         0, index, torch.where(mask, per_token, float("inf")).amin(dim=1), reduce="amin"

@@ -2,7 +2,7 @@
 
 Explained variance over all tokens hides most of this. Most pooled tokens belong to long responses, and a critic that only
 knows the outcome a few tokens before the end looks good on average. Everything is computed in float64 on the CPU;
-standard errors are over prompts. The order of the rows changes nothing.
+standard errors are over prompts. The order of the rows does not matter.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from vantage.algorithms.masking import check_response_mask
 from vantage.algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
 
 DOUBLING_BINS = 17
-"""Bins of 1, 2-3, 4-7, 8-15 … tokens; the last, from 65,536 on, has no upper end."""
+"""Number of bins of 1, 2-3, 4-7, 8-15 … tokens; the last bin, from 65,536 on, has no upper end."""
 DIFFICULTIES = ("hardest", "middle", "easiest")
 ROUNDING = 1e-4
 """Returns that differ by at most this share of the rollout's root mean square count as equal. A KL penalty between equal
@@ -29,7 +29,7 @@ class Slice:
 
     label: str
     explained_variance: Estimate
-    """1 − Var(G − V)/Var(G) among these tokens; NaN where their returns are all the same, see `ROUNDING`."""
+    """1 − Var(G − V)/Var(G) among these tokens; NaN if all their returns are equal, see `ROUNDING`."""
     bias: Estimate
     """Mean of V − G, in the unit of the returns."""
     num_tokens: int
@@ -49,7 +49,7 @@ def by_part(
 
 
 def by_tokens_left(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor) -> list[Slice]:
-    """Slice by the number of tokens from a token to the end, itself included: 1, 2-3, 4-7, 8-15 and so on."""
+    """Slice by the number of tokens from a token (inclusive) to the end: 1, 2-3, 4-7, 8-15 and so on."""
     place, lengths = _places(response_mask)
     return _doubling(values, returns, response_mask, prompts, lengths - place)
 
@@ -61,9 +61,9 @@ def by_length(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: T
 
 
 def by_difficulty(values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor) -> list[Slice]:
-    """Slice by thirds of the responses, in the order of the mean return of the other responses to the same prompt.
+    """Slice by thirds of the responses, sorted by the mean return of the other responses to the same prompt.
 
-    A response's own return is left out of the order. If it were not, the unlucky responses would be in the first third, where
+    A response's own return is left out of the order. Otherwise the unlucky responses would be in the first third, where
     even the best critic predicts too high a value. A response that is its prompt's only one is in no slice.
     """
     check_response_mask(response_mask, values=values, returns=returns)
@@ -77,14 +77,15 @@ def by_difficulty(values: Tensor, returns: Tensor, response_mask: Tensor, prompt
 
 
 def rounding(returns: Tensor, response_mask: Tensor) -> float:
-    """Return the difference of two returns up to which they are equal: `ROUNDING` · √(mean G²) over all valid tokens."""
+    """Return the largest difference of returns that count as equal: `ROUNDING` · √(mean G²) over all valid tokens."""
     return ROUNDING * returns.detach()[response_mask].cpu().double().square().mean().sqrt().item()
 
 
 def others_mean(returns: Tensor, response_mask: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean return (B,) from the first token of the other responses to each row's prompt, and whether there are any (B,).
+    """Return the mean return (B,) at the first token of the other responses to each row's prompt, and whether there are
+    any (B,).
 
-    0 where there are none. `returns`, `response_mask` (B,T); `prompts` (B,) integers, one for each prompt.
+    The mean is 0 if there are none. `returns`, `response_mask` (B,T); `prompts` (B,) integers, one for each prompt.
     """
     mask = response_mask.cpu()
     index, sizes = index_of_groups(prompts.cpu(), mask.shape[0])
@@ -95,9 +96,9 @@ def others_mean(returns: Tensor, response_mask: Tensor, prompts: Tensor) -> tupl
 
 
 def parts_by_rank(numbers: Tensor, num_parts: int) -> Tensor:
-    """Return which of `num_parts` parts (N,), from 0 on, each of `numbers` (N,) is in, in their order.
+    """Return the part (N,), from 0 to `num_parts` − 1, of each of `numbers` (N,) in sorted order.
 
-    Equal numbers are in one part, that of the middle of their ranks: parts are equal in size where all numbers differ.
+    Equal numbers are in one part, that of the middle of their ranks: parts have equal sizes if all numbers differ.
     """
     ordered = numbers.sort().values
     below, up_to = (torch.searchsorted(ordered, numbers.contiguous(), right=right) for right in (False, True))
@@ -106,7 +107,8 @@ def parts_by_rank(numbers: Tensor, num_parts: int) -> Tensor:
 
 
 def at_token(per_token: Tensor, response_mask: Tensor, numbers: Tensor) -> Tensor:
-    """Return `per_token` (B,T) at each response's valid token of that number (B,), in float64; 0 of a response without it."""
+    """Return `per_token` (B,T) at the valid token of number `numbers` (B,) in each response, in float64; 0 if it has no
+    such token."""
     mask = response_mask.cpu()
     is_it = mask & (_places(mask)[0] == numbers[:, None])
     return torch.where(is_it, per_token.detach().cpu().double(), 0.0).sum(dim=1)
@@ -116,7 +118,7 @@ def _doubling(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor, counts: Tensor
 ) -> list[Slice]:
     """Return slices by a count (B,T) of 1 or more, in bins that double."""
-    # The exponent, which is exact: m · 2^e with m in [½, 1)
+    # The exponent is exact: m · 2^e with m in [½, 1)
     bins = (torch.frexp(counts.clamp(min=1).double()).exponent.long() - 1).clamp(max=DOUBLING_BINS - 1)
     last = DOUBLING_BINS - 1
     labels = ["1", *(f"{2**each}-{2 ** (each + 1) - 1}" for each in range(1, last)), f"{2**last}+"]
@@ -131,7 +133,7 @@ def _slices(
     bins: Tensor,
     labels: Sequence[str],
 ) -> list[Slice]:
-    """Return the slices that have a token, by the number of their bin; a token of no label's bin is in none.
+    """Return the slices that have a token, in the order of their bins; a token in a bin without a label is in no slice.
 
     `values`, `returns`, `response_mask`, `bins` (B,T), Monte-Carlo returns; `prompts` (B,) integers, one for each prompt.
 

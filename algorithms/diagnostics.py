@@ -1,7 +1,7 @@
 """Measure how well a critic predicts returns, and how far a trainer's log-probabilities are from its sampler's.
 
-Both are measured on a whole set at once: an average of micro-batch results is another quantity, and wrong. Returns
-are Monte-Carlo returns, never A + V with λ < 1, which contain the critic's own predictions. Everything is computed
+Both are measured on a whole set at once: an average of micro-batch results would be another, wrong quantity. Returns
+are Monte-Carlo returns, never A + V with λ < 1, which contains the critic's own predictions. Everything is computed
 in float64 on the CPU.
 """
 
@@ -15,11 +15,11 @@ from vantage.algorithms.masking import check_response_mask
 
 @dataclass(frozen=True)
 class ValueDiagnostics:
-    """Explained variance, and what it hides. Floats; in the unit of the returns, or its square.
+    """Explained variance, and errors that it hides. Floats; in the unit of the returns, or its square.
 
-    `bias` is the mean of V − G, which explained variance does not see. `constant_mse` is what predicting one
-    constant would get. Pooled tokens over-weigh long responses, so `explained_variance_by_position` has one
-    entry for each equal part of the response, from its first tokens to its last. An undefined quantity is NaN.
+    `bias` is the mean of V − G, to which explained variance is blind. `constant_mse` is the MSE of predicting one
+    constant. Pooled tokens over-weight long responses, so `explained_variance_by_position` has one entry for each
+    equal part of the response, from its first tokens to its last. An undefined quantity is NaN.
     """
 
     explained_variance: float
@@ -33,11 +33,11 @@ class ValueDiagnostics:
 
 @dataclass(frozen=True)
 class SamplerGap:
-    """Δ = trainer's less sampler's log-probability of each sampled token, over all valid tokens. Floats, in nats.
+    """Δ = trainer's − sampler's log-probability of each sampled token, over all valid tokens. Floats, in nats.
 
-    `mean` is that of |Δ|, `worst` the largest |Δ|. `k3` is the mean of e^(−Δ) − 1 + Δ, the estimate of
-    KL(trainer‖sampler), whose samples would have to be the trainer's: these are the sampler's, so it is that KL to
-    second order in Δ, ½·mean of Δ². All are 0 only where every Δ is 0; NaN or infinite where a log-probability is.
+    `mean` is the mean of |Δ|, `worst` the largest |Δ|. `k3` is the mean of e^(−Δ) − 1 + Δ, which estimates
+    KL(trainer‖sampler) from the trainer's samples. These are the sampler's, so it equals that KL only to second
+    order in Δ, ½·mean of Δ². All are 0 only if every Δ is 0; NaN or infinite if a log-probability is.
     """
 
     mean: float
@@ -48,7 +48,8 @@ class SamplerGap:
 def sampler_gap(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor) -> SamplerGap:
     """Return how far the trainer's `logprobs` (B,T) of the sampled tokens are from the sampler's own (B,T), in nats.
 
-    Compared token by token, since the mean ratio shows nothing: under the sampler its expectation is 1 for any trainer.
+    They are compared token by token, since the mean ratio shows nothing: under the sampler its expectation is 1 for any
+    trainer.
 
     Raises ValueError for an empty mask or unequal shapes.
     """
@@ -64,8 +65,8 @@ def sampler_gap(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tenso
 def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:
     """Return 1 − Var(G − V) / Var(G) over all valid tokens; `values`, `returns` (B,T).
 
-    1 for a perfect critic, 0 for any constant, below 0 for worse than a constant; a constant bias does not
-    show. NaN where Var(G) = 0 or a valid entry is not finite: undefined, so that a gate `measured >=
+    It is 1 for a perfect critic, 0 for any constant, below 0 for worse than a constant; a constant bias does not
+    change it. NaN (undefined) if Var(G) = 0 or a valid entry is not finite, so that a gate `measured >=
     threshold` stays closed.
 
     Raises ValueError for an empty mask or unequal shapes.
@@ -78,14 +79,14 @@ def switched_weight(
 ) -> float:
     """Return 1 if a critic of this explained variance is used, else 0: EVPO, arXiv 2604.19485, with hysteresis (ours).
 
-    Used above `threshold`; one that was not used before, only above `threshold + hysteresis`. NaN, the explained variance
-    of returns that do not vary, gives 0.
+    A critic is used above `threshold`; one that was not used before, only above `threshold + hysteresis`. NaN, the
+    explained variance of returns that do not vary, gives 0.
     """
     return float(explained > (threshold if was_used else threshold + hysteresis))
 
 
 def blended_weight(explained: float) -> float:
-    """Return the explained variance within [0, 1]: how far a critic's values are used (ours). NaN gives 0."""
+    """Return the explained variance clamped to [0, 1] as the weight of a critic's values (ours). NaN gives 0."""
     return min(1.0, max(0.0, explained)) if explained == explained else 0.0
 
 
@@ -97,11 +98,12 @@ def value_diagnostics(
     num_positions: int = 5,
     constant: float | None = None,
 ) -> ValueDiagnostics:
-    """Return explained variance with Var(G), bias, MSE, the constant predictor's MSE, and by relative position.
+    """Return explained variance with Var(G), bias, MSE, the constant predictor's MSE, and explained variance by
+    relative position.
 
     `values`, `returns` (B,T). Token k of a response of L tokens belongs to part ⌊k · num_positions / L⌋.
-    `constant` is the constant predictor's guess, say the mean return of the training prompts; None takes the
-    mean of these returns, the best constant there is, whose MSE is Var(G).
+    `constant` is the constant predictor's value, for example the mean return of the training prompts; None takes
+    the mean of these returns, the best constant, whose MSE is Var(G).
 
     Raises ValueError for an empty mask, unequal shapes, or num_positions below 1.
     """

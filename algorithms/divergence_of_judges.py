@@ -7,9 +7,9 @@ from torch import Tensor
 from vantage.algorithms.uncertainty import Estimate, clustered_mean
 
 Z = 1.959963984540054
-"""Standard errors in half of a two-sided 95 % interval of the normal distribution."""
+"""Number of standard errors in half of a two-sided 95 % interval of the normal distribution."""
 Z_OF_MANY = 3.2905267314919255
-"""The same at 99.9 %: a judge's score is compared with the best of all measurements, which is a lucky one."""
+"""The same at 99.9 %: a judge's score is compared with the best of all measurements, which is high partly by chance."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Change:
 def change_of(
     rewards: Tensor, judged: Tensor, *, rewards_before: Tensor, judged_before: Tensor, clusters: Tensor
 ) -> Change:
-    """Return how far responses differ from earlier ones to the same prompts, row by row.
+    """Return the mean changes from earlier responses to the same prompts, row by row.
 
-    All (N,); `clusters` are the rows' prompts, integers. An undefined error, that of a single prompt, is no fall.
+    All (N,); `clusters` are the rows' prompts, integers. With an undefined error, as for a single prompt, there is no
+    fall.
 
     Raises ValueError for unequal shapes or no row.
     """
@@ -47,7 +48,7 @@ def change_of(
 
 
 def share_lost(change: Change, *, judged_before: Tensor) -> float:
-    """Return how much of the judge's mean score is lost, as a share of it; 0 unless it fell by more than its 99.9 % interval.
+    """Return the lost share of the judge's mean score; 0 unless the score fell by more than its 99.9 % interval.
 
     `judged_before` (N,) are scores with a natural zero, such as right (1) or wrong (0).
     """
@@ -55,10 +56,11 @@ def share_lost(change: Change, *, judged_before: Tensor) -> float:
 
 
 def deviations_lost(change: Change, *, judged: Tensor, judged_before: Tensor) -> float:
-    """Return by how many standard deviations of the scores the judge's mean fell; 0 unless by more than its 99.9 % interval.
+    """Return the fall of the judge's mean in standard deviations of the scores; 0 unless it fell by more than its 99.9
+    % interval.
 
-    The deviation is √((s² + s_before²) / 2) of the scores `judged` and `judged_before` (N,), divided by N: of scores without a natural
-    zero. NaN if both sets of scores are constant.
+    The deviation is √((s² + s_before²) / 2) of the scores `judged` and `judged_before` (N,), with variances divided by
+    N. It is for scores without a natural zero. NaN if both sets of scores are constant.
     """
     if not change.is_worse:
         return 0.0

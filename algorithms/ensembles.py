@@ -1,8 +1,8 @@
 """Combine the scores of several reward models, and measure their disagreement: conservative ensembles against
 over-optimisation.
 
-Where models were trained on different seeds or data, they differ most on responses unlike those that they were trained on,
-which is where a policy finds mistakes to exploit (Coste et al., arXiv 2310.02743; mean − k·std as in arXiv 2606.09073).
+If models were trained with different seeds or data, they differ most on responses unlike those of their training, where
+a policy finds mistakes to exploit (Coste et al., arXiv 2310.02743; mean − k·std as in arXiv 2606.09073).
 """
 
 from typing import Literal

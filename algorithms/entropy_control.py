@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 class EntropyController:
     """The adaptive entropy coefficient of Skywork-OR1, arXiv 2505.22312.
 
-    `coef`: c, in loss per nat. `is_low`: whether the entropy was below the target when it was last measured; only then the
-    bonus counts. `target`: nats **per token**. `step`: by how much c moves. `highest`: the largest c; the least is 0.
+    `coef`: c, in loss per nat. `is_low`: whether the entropy was below the target when it was last measured; the bonus
+    counts only then. `target`: nats **per token**. `step`: change of c at each update. `highest`: the largest c; the
+    smallest is 0.
 
     Raises ValueError for a target or step that is not positive and finite, and for a c outside [0, highest].
     """
@@ -33,7 +34,8 @@ class EntropyController:
         return self.coef if self.is_low else 0.0
 
     def update(self, entropy: float) -> "EntropyController":
-        """Set c ← c + step where the entropy is below the target, else c − step, within [0, highest]; return the new controller.
+        """Return the controller with c + step if the entropy is below the target, else with c − step, within [0,
+        highest].
 
         `entropy` is the mean over tokens, in nats per token.
 

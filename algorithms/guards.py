@@ -14,7 +14,7 @@ def is_outside(
 
     `above`, `below`: each of the newest `over` values is beyond `amount`. `rises_by`, `falls_by`: the mean of the newest
     `over` values is more than `amount` above (below) the mean of the `over` values before them; if `is_relative`, more
-    than `amount` times the size of that earlier mean. False while there are fewer values, and where one of them is NaN.
+    than `amount` times the size of that earlier mean. False if there are fewer values, or if one of them is NaN.
 
     Raises ValueError for an `over` below 1.
     """

@@ -16,10 +16,11 @@ RatioOf: TypeAlias = Literal["token", "sequence", "sequence_mean"]
 
 @dataclass(frozen=True)
 class ImportanceWeights:
-    """`weights` (B,T), 0 outside `kept`; `kept` (B,T), the tokens that are learnt from. The metrics are over valid tokens.
+    """`weights` (B,T), 0 outside `kept`; `kept` (B,T), the tokens of the loss. The metrics are over valid tokens.
 
-    `importance_weight`: of each kept token, after the bounds. `importance_capped`: 1 where a bound binds.
-    `effective_share`: (Σw)²/(n·Σw²) of the n ratios w before the bounds, of tokens or of responses; NaN without any.
+    `importance_weight`: weight of each kept token, after the bounds. `importance_capped`: 1 where a bound binds.
+    `effective_share`: (Σw)²/(n·Σw²) of the n ratios w before the bounds, of tokens or of responses; NaN if there are
+    none.
     """
 
     weights: Tensor
@@ -41,10 +42,11 @@ def importance_weights(
 ) -> ImportanceWeights:
     """Return the ratio w = π/π_sampler of each token, held within bounds; constants, through which no gradient flows.
 
-    `truncate` is min(max(w, low), high): truncated importance sampling (Ionides 2008). `mask` is w where low ≤ w ≤ high; the
-    other tokens are learnt from by nobody, and are not in `kept` (IcePop, arXiv 2510.18855: 0.5 and 2). `ratio_of`: `token` is each
+    `truncate` is min(max(w, low), high): truncated importance sampling (Ionides 2008). `mask` is w where low ≤ w ≤
+    high; the other tokens are left out of the loss, and are not in `kept` (IcePop, arXiv 2510.18855: 0.5 and 2).
+    `ratio_of`: `token` is each
     token's own ratio; `sequence` that of its response, the product over tokens; `sequence_mean` the geometric mean of
-    these. All tensors (B,T), log-probabilities in nats; a bound of None is no bound.
+    these. All tensors (B,T), log-probabilities in nats; a bound of None sets no limit.
 
     Raises ValueError for a bound that is not above 0, a `low` above `high`, an unknown name, and unequal shapes.
     """
@@ -57,7 +59,7 @@ def importance_weights(
     highest = math.inf if high is None else math.log(high)
     is_out = response_mask & ((log_ratio < lowest) | (log_ratio > highest))
     kept = response_mask & ~is_out if correction == "mask" else response_mask
-    # Bounded before the exponential: an overflowing ratio times 0 would be NaN
+    # The logarithm is bounded before the exponential, since an overflowing ratio times 0 would be NaN
     weights = log_ratio.clamp(min=lowest, max=highest).exp() * kept
     return ImportanceWeights(
         weights,
@@ -71,7 +73,8 @@ def importance_weights(
 
 
 def effective_share(log_weights: Tensor) -> float:
-    """Return (Σw)²/(n·Σw²) of n weights with these logarithms (n,): 1 of equal ones, 1/n where one has all; NaN of none."""
+    """Return (Σw)²/(n·Σw²) of n weights with these logarithms (n,): 1 if they are equal, 1/n if one has all the weight;
+    NaN if n = 0."""
     if not len(log_weights):
         return math.nan
     logs = log_weights.double()

@@ -1,7 +1,7 @@
 """KL divergences per token: estimated from sampled tokens, or exact over the vocabulary; and controllers of their coefficient.
 
-Two divergences, kept apart: KL(π‖ref) from tokens that π sampled, and KL(old‖new) from tokens that old
-sampled. Two controllers, one for each, with units of their own.
+There are two divergences: KL(π‖ref) from tokens that π sampled, and KL(old‖new) from tokens that old
+sampled. Each has its own controller, with its own units.
 """
 
 import math
@@ -18,21 +18,21 @@ KLEstimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 OldKLKind: TypeAlias = Literal["k1", "k3"]
 
 ROUNDING_STEPS = 64
-"""Log-ratios of so many times the relative rounding of their type are taken for 0: 8e-6 nats in float32."""
+"""Log-ratios up to this multiple of the relative rounding of their type count as 0: 8e-6 nats in float32."""
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLEstimator) -> Tensor:
     """Estimate KL(π‖ref) on each sampled token, in nats; with Δ = logprobs − ref_logprobs:
 
-        k1  Δ               unbiased, either sign; the one for rewards. As a loss its expected gradient is 0
+        k1  Δ               unbiased, either sign; the estimate for rewards. As a loss its expected gradient is 0
         abs |Δ|             biased; its gradient is that of `distance`
         k2  ½Δ²             biased; as a loss its expected gradient is that of KL(π‖ref)
         k3  e^(−Δ) − 1 + Δ  unbiased, ≥ 0; as a loss its expected gradient is that of KL(ref‖π)
 
     (John Schulman, "Approximating KL divergence", 2020.) Any shape, elementwise, float32 or better; the
     gradient flows through `logprobs` only. There is no mask here, so an estimate that is not finite keeps its
-    value and passes a gradient of 0: at a masked position the caller's `where` then removes every trace of
-    it, and at a response token the loss shows it.
+    value and passes a gradient of 0: at a masked position the caller's `where` then removes it completely, and
+    at a response token the loss shows it.
 
     Raises ValueError for an unknown kind or unequal shapes.
     """
@@ -46,8 +46,8 @@ def old_kl_estimate(logprobs: Tensor, old_logprobs: Tensor, *, kind: OldKLKind) 
         k1  −ℓ           unbiased, either sign
         k3  e^ℓ − 1 − ℓ  unbiased, ≥ 0
 
-    The samples being old's, the expected gradient of either is that of KL(old‖new). They are the estimates of
-    `kl_estimate` with Δ = −ℓ, which is not what exchanging its arguments' roles, Δ = ℓ, would give. Shapes,
+    Since old sampled, the expected gradient of both is that of KL(old‖new). They are the estimates of
+    `kl_estimate` with Δ = −ℓ. Exchanging its arguments, Δ = ℓ, would give other estimates. Shapes,
     precision, gradient, non-finite estimates and errors are as for `kl_estimate`.
     """
     _check_kind(kind, get_args(OldKLKind))
@@ -55,9 +55,9 @@ def old_kl_estimate(logprobs: Tensor, old_logprobs: Tensor, *, kind: OldKLKind) 
 
 
 def distance(log_ratio: Tensor) -> Tensor:
-    """Return |Δ|, whose gradient is 0 where Δ is nothing but rounding: |Δ| ≤ ROUNDING_STEPS · ε of its type.
+    """Return |Δ|, whose gradient is 0 where Δ is only rounding: |Δ| ≤ ROUNDING_STEPS · ε of its type.
 
-    Two passes over the same weights differ in their last bits. The sign of such a difference is chance, and would be
+    Two passes over the same weights differ in their last bits. The sign of such a difference is random, but would give
     a gradient as large as that of any other token.
     """
     is_apart = log_ratio.detach().abs() > ROUNDING_STEPS * torch.finfo(log_ratio.dtype).eps
@@ -89,8 +89,8 @@ def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 class ProportionalController:
     """The adaptive β of Ziegler et al., arXiv 1909.08593 §2.2, for the penalty −β·KL(π‖ref) in the reward.
 
-    `coef`: β, in reward per nat. `target`: nats **per response** (their 6; a mean per token, which some
-    implementations take, is smaller by the response's length). `horizon`: responses (their 10,000).
+    `coef`: β, in reward per nat. `target`: nats **per response** (6 in the paper; a mean per token, which some
+    implementations take, is smaller by the response's length). `horizon`: responses (10,000 in the paper).
 
     Raises ValueError for one that is not positive and finite.
     """
@@ -103,14 +103,14 @@ class ProportionalController:
         _check_positive(coef=self.coef, target=self.target, horizon=self.horizon)
 
     def update(self, kl: float, *, num_sequences: int) -> "ProportionalController":
-        """Set β ← β·(1 + clip(kl/target − 1, −0.2, 0.2) · num_sequences/horizon); return the new controller.
+        """Return the controller with β·(1 + clip(kl/target − 1, −0.2, 0.2) · num_sequences/horizon) as its β.
 
-        The paper writes its gain as a constant 0.1; num_sequences/horizon is what its code has there.
+        The paper has a constant gain of 0.1; its code has num_sequences/horizon instead.
         `kl` is the batch mean of each response's sum of k1 over its tokens, in nats per response;
         `num_sequences` the responses sampled since the last update.
 
         Raises ValueError for a KL that is not finite, and for a number of responses that is not positive, or
-        of 5 horizons, where one step would take all of β.
+        of 5 horizons or more, since one step could then set β to 0.
         """
         _check_finite_kl(kl)
         if not 0 < 0.2 * num_sequences < self.horizon:
@@ -138,7 +138,7 @@ class PenaltyController:
         _check_positive(coef=self.coef, target=self.target)
 
     def update(self, kl: float) -> "PenaltyController":
-        """Double β where kl > 1.5·target, and halve it where kl < target/1.5; return the new controller.
+        """Return the controller with twice β if kl > 1.5·target, with half of β if kl < target/1.5, else unchanged.
 
         `kl` is the mean of KL(old‖new) over the tokens of the rollout after its updates, in nats per token.
 
@@ -181,13 +181,14 @@ def _sum_over_vocabulary(logits: Tensor, ref_logits: Tensor) -> Tensor:
     precise = torch.promote_types(torch.promote_types(logits.dtype, ref_logits.dtype), torch.float32)
     logprobs = torch.log_softmax(logits.to(precise), dim=-1)
     ref_logprobs = torch.log_softmax(ref_logits.to(precise), dim=-1)
-    # 0 · log 0 is 0, but −inf − (−inf) is NaN. Selecting before the product keeps it out of the gradient.
+    # 0 · log 0 is 0, but −inf − (−inf) is NaN. Selecting before the product keeps the NaN out of the gradient.
     log_ratio = torch.where(logprobs == -torch.inf, 0.0, logprobs - ref_logprobs)
     return (logprobs.exp() * log_ratio).sum(dim=-1)
 
 
 def _representable(coef: float) -> float:
-    """Bound β, which moves by factors: a thousand steps one way would end at 0 or infinity, from where none leads back."""
+    """Bound β, which changes by factors: after a thousand steps in one direction it would be 0 or infinity, and stay
+    there."""
     return min(max(coef, sys.float_info.min), sys.float_info.max)
 
 

@@ -12,12 +12,12 @@ from vantage.algorithms.metrics import SumCount, sum_count
 
 KLLossKind: TypeAlias = Literal["abs", "k2", "k3"]
 UnbiasedKLKind: TypeAlias = Literal["k1", "k3"]
-"""Estimators whose expectation is the KL, so that the gradient through the ratio too is the KL's."""
+"""Estimators whose expectation is the KL, so that with the gradient through the ratio theirs is the KL's gradient."""
 
 
 @dataclass(frozen=True)
 class KLLoss:
-    """`loss` is 0-d and differentiable; `kl_loss` is what it is a mean of, over valid tokens, in nats."""
+    """`loss` is 0-d and differentiable; `kl_loss` has the terms of the loss over valid tokens, in nats."""
 
     loss: Tensor
     kl_loss: SumCount
@@ -44,12 +44,12 @@ def reference_kl_loss(
 ) -> KLLoss:
     """Return the loss ρ·kl_estimate(logprobs, ref_logprobs), ρ = exp(logprobs − old_logprobs), detached or not.
 
-    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. ρ makes tokens that
-    the old policy sampled stand for tokens of π. Detached, its gradient is left out: in expectation that of the loss is
-    that of KL(π‖ref) for k2, that of KL(ref‖π) for k3 (GRPO, arXiv 2402.03300 eq. 4, without its ρ), and
-    neither's for abs. With `through_ratio` it is that of KL(π‖ref) on each token, for k1 and k3, whose expectation
-    that KL is (arXiv 2506.09477): Σ_v π(v)·k(v) is differentiated in both factors. What a token does to the KL of
-    later tokens is in no such loss, but in the penalty of the reward. `aggregation` and `denominator` are those of
+    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. ρ corrects for
+    tokens that the old policy sampled instead of π. If ρ is detached, the loss's expected gradient is that of KL(π‖ref)
+    for k2, that of KL(ref‖π) for k3 (GRPO, arXiv 2402.03300 eq. 4, there without ρ), and neither of them for abs. With
+    `through_ratio` it is that of KL(π‖ref) on each token, for k1 and k3, whose expectation is that KL (arXiv
+    2506.09477): Σ_v π(v)·k(v) is differentiated in both factors. No such loss contains the effect of a token on the KL
+    of later tokens; the penalty of the reward does. `aggregation` and `denominator` are those of
     `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError for other kinds, unequal shapes, and as `aggregate`.
@@ -70,8 +70,8 @@ def exact_kl_loss(
 ) -> KLLoss:
     """Return the loss of a KL (B,T) that is exact at each position, `vantage.algorithms.kl.full_kl`, in nats.
 
-    No ρ: the sum over the vocabulary already is π's. (Which states are visited is the old policy's doing, as
-    it is in the clipped surrogate.) `aggregation` and `denominator` are those of
+    There is no ρ: the sum over the vocabulary is already under π. (The visited states are those of the old
+    policy, as in the clipped surrogate.) `aggregation` and `denominator` are those of
     `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError for unequal shapes, and as `aggregate`.
@@ -94,8 +94,8 @@ def old_kl_loss(
 ) -> OldKLLoss:
     """Return the loss KL(old‖new) by `vantage.algorithms.kl.old_kl_estimate`: the penalty of PPO, arXiv 1707.06347 eq. 8.
 
-    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. No ρ: the
-    samples are old's, and so is the expectation. `aggregation` and `denominator` are those of
+    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. There is no
+    ρ: old sampled, and the expectation is under old. `aggregation` and `denominator` are those of
     `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError for an unknown kind, unequal shapes, and as `aggregate`.

@@ -16,7 +16,7 @@ class KTOLoss:
     """`loss` is 0-d and differentiable.
 
     `desirable_margin`: beta · (log π/π_ref − z) over desirable responses; `undesirable_margin`: beta ·
-    (z − log π/π_ref) over the others. The larger a margin is, the better the policy follows the labels.
+    (z − log π/π_ref) over the others. A larger margin means that the policy follows the labels better.
     """
 
     loss: Tensor
@@ -39,7 +39,7 @@ def kto(
 
     margin = beta · (log π/π_ref − z) of a desirable response and beta · (z − log π/π_ref) of another one; w is
     `desirable_weight` or `undesirable_weight` (the paper's λ_D, λ_U), and z is `reference_point`. The paper's loss
-    is E[λ_y − v], v = λ_y · σ(margin): the same.
+    E[λ_y − v], v = λ_y · σ(margin), is the same.
 
     `logprobs`, `ref_logprobs` (N,): the **sum** over a response's tokens, in nats; the gradient flows through
     the first. `is_desirable` (N,) boolean. `denominator` is the number of responses of the whole global
@@ -77,7 +77,7 @@ def kto(
 
 
 def kto_losses(margins: Tensor) -> Tensor:
-    """Return 1 − σ(margin) of each response (N,), as σ(−margin), which rounds no small value to 0."""
+    """Return 1 − σ(margin) of each response (N,), computed as σ(−margin), which does not round small values to 0."""
     return torch.sigmoid(-margins)
 
 
@@ -95,6 +95,6 @@ def label_weights(is_desirable: Tensor, *, desirable: float, undesirable: float)
 def clamped_kl(log_ratios: SumCount) -> float:
     """Return max(0, mean of log π/π_ref over responses to **other** prompts), in nats: z₀ of arXiv 2402.01306.
 
-    0 where no response was counted. It has no gradient.
+    It is 0 if no response was counted. It has no gradient.
     """
     return max(0.0, log_ratios.mean()) if log_ratios.count.item() else 0.0

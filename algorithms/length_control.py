@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 PRIOR_VARIANCE = 1.0
-"""Variance of the normal prior (mean 0) on the length's coefficient. It keeps the coefficient finite where length
+"""Variance of the normal prior (mean 0) on the length's coefficient. It keeps the coefficient finite if length
 decides every pair."""
 _MOST_STEPS = 100
 _LONGEST_STEP = 2.0
@@ -20,12 +20,12 @@ def length_controlled_win_rate(wins: Tensor, length_differences: Tensor, weights
         minimise over θ, φ:  −Σ_i w_i·(y_i·log p_i + (1 − y_i)·log(1 − p_i)) + φ²/2,   p_i = σ(θ + φ·tanh(d_i/s))
 
     After Dubois et al., arXiv 2404.04475 §3: the win rate that the regression predicts for equal lengths. Their term
-    for the difficulty of an instruction is left out: it is estimated from many models. Their φ has an L1 penalty
-    chosen by cross-validation, here it has a normal prior of variance 1 (L2), and θ none.
+    for the difficulty of an instruction is left out, since it is estimated from many models. Their φ has an L1 penalty
+    chosen by cross-validation; here φ has a normal prior of variance 1 (L2), and θ has none.
 
-    `wins`, `length_differences` (N,); `weights` (R,N), not negative → (R,) in float64 on the CPU. Where all pairs of a
-    set are won (or lost), the rate is 1 (or 0). Where no difference varies, length explains nothing, and it is the
-    plain win rate. NaN for weights without a sum.
+    `wins`, `length_differences` (N,); `weights` (R,N), not negative → (R,) in float64 on the CPU. If all pairs of a
+    set are won (or lost), the rate is 1 (or 0). If the differences do not vary, length explains nothing, and the result
+    is the plain win rate. NaN if the weights sum to 0.
 
     Raises ValueError for unequal shapes, or wins outside of 0 to 1.
     """
@@ -47,7 +47,8 @@ def length_controlled_win_rate(wins: Tensor, length_differences: Tensor, weights
 
 
 def _standard_deviations(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the standard deviations (R,) of `values` (N,) under `weights` (R,N), which count rows; infinite where nothing varies."""
+    """Return the standard deviations (R,) of `values` (N,) under `weights` (R,N), which count rows; infinite if nothing
+    varies."""
     sums = weights.sum(dim=1, keepdim=True)
     means = (weights * values).sum(dim=1, keepdim=True) / sums
     squares = (weights * (values - means).square()).sum(dim=1)
@@ -56,7 +57,8 @@ def _standard_deviations(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _intercepts(wins: Tensor, scaled: Tensor, weights: Tensor) -> Tensor:
-    """Return θ (R,) of the penalised regression, by Newton's method with steps of bounded length; NaN if it does not end."""
+    """Return θ (R,) of the penalised regression, by Newton's method with steps of bounded length; NaN if it does not
+    converge."""
     theta, phi = torch.zeros(2, len(weights), dtype=torch.float64)
     for _ in range(_MOST_STEPS):
         probability = torch.sigmoid(theta[:, None] + phi[:, None] * scaled)

@@ -19,7 +19,7 @@ def linear_penalty(lengths: Tensor, *, limit: int) -> Tensor:
 
 
 def relative_penalty(lengths: Tensor, group_ids: Tensor) -> Tensor:
-    """Return 1/2 − (length − shortest)/(longest − shortest) within each group, 0 where all are equal.
+    """Return 1/2 − (length − shortest)/(longest − shortest) within each group, 0 if all are equal.
 
     Kimi k1.5, arXiv 2501.12599 §2.3.3, without its bound of 0 for wrong responses. `lengths` (B,) in response tokens,
     `group_ids` (B,) → (B,) in float64.

@@ -1,4 +1,4 @@
-"""Check and apply masks; all of the maths does it through this module."""
+"""Check and apply masks; all algorithms use this module for it."""
 
 import torch
 from torch import Tensor

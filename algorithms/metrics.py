@@ -1,8 +1,8 @@
 """Metrics as sums and counts, so that micro-batches and ranks add up.
 
-The convention: every field of a loss other than `.loss` is a `SumCount`, named like the metric that its mean
-is logged as. Add those of all micro-batches, all-reduce `sum` and `count` over ranks, then divide once. A
-mean of micro-batch means would weigh a short micro-batch like a long one.
+By convention, every field of a loss except `.loss` is a `SumCount` with the name of the metric that its mean is
+logged as. Add those of all micro-batches, all-reduce `sum` and `count` over ranks, then divide once. A mean of
+micro-batch means would weigh a short micro-batch like a long one.
 """
 
 from dataclasses import dataclass, fields
@@ -30,7 +30,8 @@ class SumCount:
 
 
 def sum_count(values: Tensor, mask: Tensor) -> SumCount:
-    """Return sum of `values` over the True elements of `mask`, and their number; same shapes, any number of axes."""
+    """Return the sum of `values` over the True elements of `mask`, and their number; same shapes, any number of
+    axes."""
     return SumCount(keep(values.detach(), mask).sum(), mask.sum())
 
 

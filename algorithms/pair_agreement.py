@@ -1,4 +1,4 @@
-"""Measure how far a reward and a judge order the same responses alike: float64 on the CPU."""
+"""Measure how similarly a reward and a judge order the same responses, in float64 on the CPU."""
 
 from dataclasses import replace
 
@@ -12,7 +12,8 @@ _ROWS_AT_ONCE = 512
 
 
 def pair_agreement(scores: Tensor, judged: Tensor, clusters: Tensor) -> Estimate:
-    """Return the share of all pairs that `judged` tells apart in which `scores` prefers the same row, ties as a half.
+    """Return the share of pairs in which `scores` prefers the same row as `judged`, of the pairs that `judged`
+    distinguishes; ties count half.
 
     All (N,); `clusters` are the rows' prompts, integers. 0.5 is chance, 1 the same order. With `judged` of 0 and 1 it is the area
     under the ROC curve (Mann-Whitney U / number of pairs), in general (1 + Somers' D(scores | judged)) / 2.
@@ -22,7 +23,8 @@ def pair_agreement(scores: Tensor, judged: Tensor, clusters: Tensor) -> Estimate
 
         standard error² = m/(m − 1) · Σ_c (2 · Σ_{i∈c} (n_i − a·d_i) / Σ d_i)²
 
-    over m clusters, the first-order projection of a U-statistic (Hoeffding 1948). NaN where `judged` tells no two rows apart.
+    over m clusters, the first-order projection of a U-statistic (Hoeffding 1948). NaN if `judged` distinguishes no two
+    rows.
 
     Raises ValueError for unequal shapes or no row.
     """
@@ -37,7 +39,8 @@ def pair_agreement(scores: Tensor, judged: Tensor, clusters: Tensor) -> Estimate
 
 
 def _pairs_of_rows(scores: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row how many of its pairs agree, ties of `scores` as a half, and how many `judged` tells apart."""
+    """Return for each row the number of its pairs that agree (ties of `scores` count half), and of those that `judged`
+    distinguishes."""
     agreeing, apart = torch.zeros_like(scores), torch.zeros_like(scores)
     for start in range(0, len(scores), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)

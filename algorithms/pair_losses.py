@@ -1,4 +1,4 @@
-"""Losses of a policy on preferred pairs beside DPO: IPO, and two that read no reference (SimPO, ORPO)."""
+"""Losses of a policy on preferred pairs besides DPO: IPO, and two that read no reference (SimPO, ORPO)."""
 
 import torch
 from torch import Tensor

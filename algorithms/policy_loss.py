@@ -29,11 +29,12 @@ RatioLevel: TypeAlias = Literal["token", "sequence"]
 class PolicyLoss:
     """`loss` is 0-d and differentiable; the metrics are over valid tokens, and ρ is each token's own ratio in every loss.
 
-    `clip_fraction`: tokens on which the clip binds, that is, whose gradient it takes away.
-    `dual_clip_fraction`: tokens on which the dual clip does; none is counted in both. `approx_kl`: KL(old‖new)
+    `clip_fraction`: tokens on which the clip binds, that is, removes the gradient.
+    `dual_clip_fraction`: tokens on which the dual clip binds; no token counts in both. `approx_kl`: KL(old‖new)
     in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: ρ = e^ℓ, and
-    `ratio_deviation`: |ρ − 1|. At a rollout's first update they are 1 and 0. Only the second shows that the policies are equal,
-    since the expectation of the first is 1 for any policy. `ratio_squared`: ρ², for the effective sample size (Σρ)²/Σρ².
+    `ratio_deviation`: |ρ − 1|. At a rollout's first update they are 1 and 0. Only `ratio_deviation` shows that the
+    policies are equal, since the expectation of `ratio` is 1 for any policy. `ratio_squared`: ρ², for the effective
+    sample size (Σρ)²/Σρ².
     """
 
     loss: Tensor
@@ -72,7 +73,8 @@ def clipped_surrogate(
 
     arXiv 1707.06347 eq. 7; two ranges as in DAPO, arXiv 2503.14476 eq. 10. With `dual_clip` = c, the loss of a
     token of A < 0 is at most −c·A (arXiv 1912.09729 eq. 5). `ratio_level` is that of `log_ratio_of_level`; with
-    `sequence` this is GSPO-token, and GSPO where a response has one advantage. All tensors (B,T), log-probabilities in nats; a
+    `sequence` this is GSPO-token, and GSPO if a response has one advantage. All tensors (B,T), log-probabilities in
+    nats; a
     range of None does not clip on that side. The gradient flows through `logprobs` only. `aggregation` and
     `denominator` are those of `vantage.algorithms.aggregation.aggregate`.
 
@@ -85,9 +87,9 @@ def clipped_surrogate(
     token_log_ratio = keep(logprobs, response_mask) - keep(old_logprobs.detach(), response_mask)
     log_ratio = log_ratio_of_level(token_log_ratio, response_mask, level=ratio_level)
 
-    # The minimum is a one-sided clip: from above where A > 0, from below where A < 0, and there the dual clip
-    # is one from above. Clipping log ρ is the same, and keeps an overflowing ρ out of the graph, where a
-    # product with 0 would be NaN. Where A = 0 the loss is 0 whatever ρ is, as long as it is finite.
+    # The minimum is a one-sided clip: from above where A > 0, from below where A < 0; the dual clip adds one from
+    # above where A < 0. Clipping log ρ is the same, and keeps an overflowing ρ out of the graph, where a product
+    # with 0 would be NaN. Where A = 0 the loss is 0 for every finite ρ.
     lowest, highest = log_range(clip_range_low, clip_range_high)
     highest_of_negative = math.inf if dual_clip is None else math.log(dual_clip)
     is_positive, is_negative = kept_advantages > 0, kept_advantages < 0
@@ -110,13 +112,14 @@ def clipped_surrogate(
 
 
 def log_ratio_of_level(log_ratio: Tensor, response_mask: Tensor, *, level: RatioLevel) -> Tensor:
-    """Return the logarithm of the ratio that a token's loss reads, from those of the tokens (B,T), in nats and 0 outside the mask.
+    """Return the logarithm of the ratio in each token's loss, from those of the tokens (B,T), in nats and 0 outside the
+    mask.
 
         token     log ρ_t
         sequence  log s + log ρ_t − sg[log ρ_t],   log s = sg[mean over the response's tokens of log ρ]
 
     `sequence` has the response's geometric mean as its value, and passes each token's gradient on (GSPO-token, arXiv
-    2507.18071). Where a response has one advantage, its gradient is that of GSPO (eq. 7).
+    2507.18071). If a response has one advantage, the gradient is that of GSPO (eq. 7).
 
     Raises ValueError for an unknown level.
     """
@@ -129,7 +132,8 @@ def log_ratio_of_level(log_ratio: Tensor, response_mask: Tensor, *, level: Ratio
 
 
 def where_clip_binds(log_ratio: Tensor, advantages: Tensor, *, lowest: float, highest: float) -> Tensor:
-    """Return where (B,T) the clip to these logarithms takes a token's gradient away; all tensors are 0 outside the mask."""
+    """Return where (B,T) the clip to these logarithms removes a token's gradient; all tensors are 0 outside the
+    mask."""
     return ((advantages > 0) & (log_ratio > highest)) | ((advantages < 0) & (log_ratio < lowest))
 
 
@@ -145,14 +149,15 @@ def masked_ratio_gradient(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
-    """Return the policy gradient weighted by the ratio, from which tokens with a ratio out of range are left out.
+    """Return the policy gradient weighted by the ratio, without tokens whose ratio is out of range.
 
         −f(ρ)·A·logprobs,   f(ρ) = ρ for 1 − clip_range_low < ρ < 1 + clip_range_high, else 0
 
-    arXiv 2607.07508 (SAO) eq. 1 and 3, where `old_logprobs` are the sampler's own. A token is left out whatever the
-    sign of its advantage, unlike by a clip, and still counts in the denominator. All tensors (B,T), log-probabilities
-    in nats; a range of None is no limit on that side. `through_ratio`: the gradient flows through f(ρ) too; as in
-    SAO, f(ρ) is a constant without it, and the gradient is that of −ρ·A inside the range. `clip_fraction` counts the
+    arXiv 2607.07508 (SAO) eq. 1 and 3, where `old_logprobs` are the sampler's own. Unlike by a clip, a token is left
+    out whatever the sign of its advantage; it still counts in the denominator. All tensors (B,T), log-probabilities
+    in nats; a range of None sets no limit on that side. With `through_ratio` the gradient flows through f(ρ) too;
+    without it f(ρ) is a constant, as in SAO, and the gradient is that of −ρ·A inside the range. `clip_fraction` counts
+    the
     tokens left out. `aggregation` and `denominator` are those of `vantage.algorithms.aggregation.aggregate`.
 
     Raises ValueError as `clipped_surrogate`.
@@ -163,7 +168,7 @@ def masked_ratio_gradient(
     log_ratio = kept_logprobs - keep(old_logprobs.detach(), response_mask)
     lowest, highest = log_range(clip_range_low, clip_range_high)
     is_out = (log_ratio <= lowest) | (log_ratio >= highest)  # a NaN stays inside, and shows
-    # Left out before the exponential: an overflowing ratio times 0 would be NaN
+    # They are left out before the exponential, since an overflowing ratio times 0 would be NaN
     weight = torch.where(is_out, 0.0, log_ratio).exp() * ~is_out
     kept_advantages = keep(advantages.detach(), response_mask)
     return policy_loss_of(
@@ -186,10 +191,11 @@ def policy_gradient(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
-    """Return −log π · A, REINFORCE's and A2C's loss: no ratio, so right for one optimiser step on each rollout.
+    """Return −log π · A, the loss of REINFORCE and A2C. It has no ratio, so it is right for one optimiser step on each
+    rollout.
 
     All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. `old_logprobs`
-    enter the metrics `ratio` and `approx_kl` alone, which show how far the policy was from the one that
+    enter only the metrics `ratio` and `approx_kl`, which show how far the policy was from the one that
     sampled; the clip metrics are 0. `aggregation` and `denominator` are those of
     `vantage.algorithms.aggregation.aggregate`.
 
@@ -238,8 +244,8 @@ def positive_example_nll(
 
     `logprobs` (B,T) in nats, `is_positive` (B,) boolean. `denominator` is the number of tokens of correct
     responses in the whole global minibatch, that is, `denominator_of(response_mask & is_positive[:, None],
-    aggregation="token")` summed over it; None takes this call's. No correct response here: loss 0 and
-    gradient 0, whatever the denominator, 0 included.
+    aggregation="token")` summed over it; None takes this call's. Without a correct response, loss and
+    gradient are 0, whatever the denominator, even 0.
 
     Raises ValueError for unequal shapes or a denominator that is not positive while a response is correct,
     TypeError for a mask that is not boolean.
@@ -250,7 +256,7 @@ def positive_example_nll(
     positive_mask = response_mask & is_positive.unsqueeze(1)
     nll = -logprobs
     total = keep(nll, positive_mask).sum()
-    # A number above 0 divides either way. Only a tensor has to be checked, which makes the CPU wait for the GPU.
+    # A number above 0 is valid in both cases. Checking a tensor makes the CPU wait for the GPU.
     if isinstance(denominator, (int, float)) and denominator > 0:
         total = total / denominator
     elif (num_positive_tokens := int(positive_mask.sum())) > 0:

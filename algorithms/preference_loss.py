@@ -39,7 +39,7 @@ def bradley_terry(
     eq. 2. Scores (N,); `margin` a float or (N,); `weights` (N,), ≥ 0, 1 if None. For K ranked responses to a
     prompt pass all untied pairs with weight 1/(their number): then the sum of weights is the number of
     prompts. `denominator` is the sum of weights over the whole global minibatch; None takes this call's. A
-    pair of weight 0 may hold anything.
+    pair of weight 0 may have any scores.
 
     Raises ValueError for a negative weight, unequal shapes, a denominator that is not positive, and, when it
     is None, for no pair of positive weight.
@@ -76,9 +76,9 @@ def ranking_loss(
 ) -> PreferenceLoss:
     """Return Bradley-Terry over all untied pairs of each prompt, weighted 1/(their number): a mean over prompts.
 
-    InstructGPT, arXiv 2203.02155 eq. 1 (whose 1/(K choose 2) is this where no ranks are tied). `scores` (N,)
+    InstructGPT, arXiv 2203.02155 eq. 1 (whose 1/(K choose 2) is this weight if no ranks are tied). `scores` (N,)
     of one completion each; `ranks` (N,), the lower the better, equal for a tie; `group_ids` (N,) the prompt
-    of each, integers of any value in any order. All completions of a prompt belong into one call. A prompt
+    of each, integers of any value in any order. All completions of a prompt must be in one call. A prompt
     whose completions are all tied contributes nothing. `denominator` is the number of prompts with an untied
     pair, `rankable`, of the whole global minibatch; None takes this call's. `pair_accuracy` and `score_gap`
     count each untied pair once, whatever its weight.
@@ -99,7 +99,8 @@ def ranking_loss(
 
 
 def rankable(ranks: Tensor, group_ids: Tensor) -> int:
-    """Return prompts with at least one untied pair: what these completions contribute to `ranking_loss`'s denominator.
+    """Return the number of prompts with at least one untied pair: the contribution to the denominator of
+    `ranking_loss`.
 
     Shapes and errors are as for `ranking_loss`.
     """
@@ -120,7 +121,7 @@ class PairMeasures:
 
 
 def measure_pairs(chosen_scores: Tensor, rejected_scores: Tensor) -> PairMeasures:
-    """Return what `bradley_terry` averages, pair by pair; scores (P,) of both sides.
+    """Return the terms that `bradley_terry` averages, for each pair; scores (P,) of both sides.
 
     Raises ValueError for unequal shapes.
     """
@@ -248,8 +249,8 @@ class CentringLoss:
 def score_centring(
     chosen_scores: Tensor, rejected_scores: Tensor, *, denominator: Denominator | None = None
 ) -> CentringLoss:
-    """Return Σ_i (chosen_i + rejected_i)² / denominator over N pairs, which centres scores on 0; Bradley-Terry leaves
-    their zero open.
+    """Return Σ_i (chosen_i + rejected_i)² / denominator over N pairs, which centres scores on 0; Bradley-Terry does not
+    determine their zero.
 
     arXiv 2312.09244 eq. 2. Scores (N,). `denominator` is the number of pairs of the whole global minibatch; None takes
     this call's.

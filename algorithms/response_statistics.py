@@ -15,7 +15,7 @@ _BITS_OF_ID = 21
 
 
 def pass_at_k(num_right: Tensor, *, num_samples: int, k: int) -> Tensor:
-    """Return chance that at least one of k responses is right, by prompt: 1 − C(n − c, k)/C(n, k), unbiased.
+    """Return the chance that at least one of k responses is right, by prompt: 1 − C(n − c, k)/C(n, k), unbiased.
 
     `num_right` (P,) integers: c of each prompt's n = `num_samples` responses. (Chen et al., arXiv 2107.03374, eq. 1.)
     With k = 1 it is c/n.
@@ -31,10 +31,11 @@ def pass_at_k(num_right: Tensor, *, num_samples: int, k: int) -> Tensor:
 
 
 def distinct_ngrams(responses_of_prompts: Sequence[Sequence[Sequence[int]]], *, n: int) -> Tensor:
-    """Return distinct n-grams / n-grams in all responses to a prompt, by prompt (P,); NaN where there is no n-gram.
+    """Return distinct n-grams / n-grams in all responses to a prompt, by prompt (P,); NaN if there is no n-gram.
 
-    distinct-n of Li et al., arXiv 1510.03055 §5.3 (there over a whole corpus), within each prompt: the diversity for
-    one input of Kirk et al., arXiv 2310.06452 §4. It falls with the length and the number of the responses.
+    This is distinct-n of Li et al., arXiv 1510.03055 §5.3 (there over a whole corpus), within each prompt: the
+    diversity for one input of Kirk et al., arXiv 2310.06452 §4. It falls with the length and the number of the
+    responses.
 
     Args:
         responses_of_prompts: prompt → its responses → ids of their tokens.
@@ -54,8 +55,8 @@ def distinct_ngrams(responses_of_prompts: Sequence[Sequence[Sequence[int]]], *, 
 def repeated_trigrams(ids: Tensor, response_mask: Tensor) -> Tensor:
     """Return the share of each response's 3-grams that occur earlier in the same response (B,); NaN for fewer than 3 tokens.
 
-    `ids` (B,T) are those of the responses' tokens, `response_mask` (B,T) is True on a contiguous stretch of each row. Near 0
-    in ordinary text, near 1 in a loop: seq-rep-n of Welleck et al., arXiv 1908.04319 eq. 8, with n = 3.
+    `ids` (B,T) are those of the responses' tokens, `response_mask` (B,T) is True on a contiguous stretch of each row.
+    It is near 0 in ordinary text, near 1 in a loop: seq-rep-n of Welleck et al., arXiv 1908.04319 eq. 8, with n = 3.
 
     Raises ValueError for unequal shapes, or an id of 2²¹ or more: three of them must fit into 63 bits.
     """
@@ -71,7 +72,8 @@ def repeated_trigrams(ids: Tensor, response_mask: Tensor) -> Tensor:
 def distinct_bigrams(ids: Tensor, response_mask: Tensor) -> float:
     """Return distinct 2-grams / 2-grams over all responses at once; NaN if there is none.
 
-    distinct-2 of Li et al., arXiv 1510.03055 §5.3, over one rollout as its corpus. Arguments as in `repeated_trigrams`.
+    This is distinct-2 of Li et al., arXiv 1510.03055 §5.3, with one rollout as the corpus. Arguments as in
+    `repeated_trigrams`.
     """
     grams, is_whole = _ngrams(ids, response_mask, n=2)
     found = grams[is_whole]

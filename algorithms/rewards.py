@@ -1,4 +1,4 @@
-"""Rewards: one score per response, its scale, what is added to it, and a KL penalty per token."""
+"""Rewards: one score per response, its scale, additions to it, and a KL penalty per token."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def shape_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef:
     InstructGPT, arXiv 2203.02155 eq. 2. `scores` (B,), `kl` (B,T) in nats, of the policy that sampled (k1 is
     the estimate that belongs here) → (B,T), detached, 0 outside the mask. The last valid token is the end of
     sequence, or the last token of a truncated response; never a pad. A row without a response token gets no
-    reward, its score included.
+    reward, not even its score.
 
     Raises ValueError for unequal shapes.
     """
@@ -36,7 +36,7 @@ def shape_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef:
 
 
 def subtract_missing_eos(scores: Tensor, has_eos: Tensor, *, penalty: float) -> Tensor:
-    """Return scores (B,) less `penalty` (≥ 0) where the response did not end by itself (the rule of TRL), detached.
+    """Return scores (B,) minus `penalty` (≥ 0) where the response did not end by itself (the rule of TRL), detached.
 
     Raises ValueError for a negative penalty or unequal shapes, TypeError for a `has_eos` that is not boolean.
     """
@@ -47,7 +47,7 @@ def subtract_missing_eos(scores: Tensor, has_eos: Tensor, *, penalty: float) -> 
 
 
 def replace_missing_eos(scores: Tensor, has_eos: Tensor, *, score: float) -> Tensor:
-    """Return scores (B,) with `score` in place of those of responses that did not end by themselves, detached.
+    """Return scores (B,) with `score` for responses that did not end by themselves, detached.
 
     The rule of lm-human-preferences (arXiv 1909.08593), whose score is −1.
 
@@ -76,7 +76,7 @@ class RunningMoments:
         return math.sqrt(self.m2 / self.count) if self.count >= 2 else 0.0
 
     def update(self, scores: Tensor) -> "RunningMoments":
-        """Return the moments with these scores (any shape) seen too.
+        """Return the moments including these scores (any shape).
 
         Raises ValueError for a score that is not finite: it would never leave the moments again.
         """
@@ -88,14 +88,14 @@ class RunningMoments:
             )
         if exact.numel() == 0:
             return self
-        # Counted from the first score, so that equal scores have a deviation of exactly 0.
+        # Relative to the first score, equal scores have a deviation of exactly 0.
         shifted = exact - exact[0]
         mean = shifted.mean()
         m2 = (shifted - mean).square().sum()
         return self.merge(RunningMoments(exact.numel(), float(exact[0] + mean), float(m2)))
 
     def merge(self, other: "RunningMoments") -> "RunningMoments":
-        """Return the moments with another rank's scores, or another piece's, seen too.
+        """Return the moments including the scores of another rank or piece.
 
         They must be different scores: the ranks' moments of **this** rollout are merged with each other, then
         once with those of all earlier ones.
@@ -116,11 +116,11 @@ def scale_scores(
 ) -> Tensor:
     """Return R/σ, or (R − μ)/σ with `subtract_mean`, clamped to ±`clip` unless that is None: arXiv 2307.04964 §5.3.1.
 
-    `scores` (B,) → (B,) in float32 or better, detached. `moments` have seen these scores: update them first.
-    Where all scores so far were equal (σ below SCALE_EPSILON) there is no scale to measure by, and σ is taken
-    as 1: dividing by a small constant instead would pay a million for a score of 1.
+    `scores` (B,) → (B,) in float32 or better, detached. `moments` must include these scores: update them first.
+    If all scores so far were equal (σ below SCALE_EPSILON), there is no scale, and σ is taken as 1: dividing by
+    a small constant instead would make a score of 1 a million.
 
-    Raises ValueError for moments that have seen nothing and for a clip that is not positive.
+    Raises ValueError for moments without a score and for a clip that is not positive.
     """
     if moments.count == 0:
         raise ValueError("moments has seen no score; update it with these scores before scaling them")
@@ -144,7 +144,7 @@ def whiten_scores(scores: Tensor) -> Tensor:
 
 
 def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor:
-    """Return what DAPO adds to the scores of long responses: arXiv 2503.14476 eq. 13, between 0 and −1.
+    """Return DAPO's penalty for the scores of long responses: arXiv 2503.14476 eq. 13, between 0 and −1.
 
         0 up to max_length − buffer, then ((max_length − buffer) − length)/buffer, −1 from max_length on
 

@@ -18,7 +18,7 @@ def quantiles(scores: Tensor, shares: Sequence[float]) -> list[float]:
 def are_above(scores: Tensor, bound: float) -> Tensor:
     """Return which scores (N,) are above a bound, which is rounded to the type of the scores.
 
-    A score that was written as the bound is (0.1) would else be above it, since its rounding is.
+    Otherwise a score of the same decimal number as the bound (0.1) could be above the bound, since its rounding is.
     """
     return scores > torch.tensor(bound, dtype=scores.dtype, device=scores.device)
 
@@ -26,7 +26,8 @@ def are_above(scores: Tensor, bound: float) -> Tensor:
 def drift(scores: Tensor, before: Tensor) -> float:
     """Return the Wasserstein-1 distance of two sets of scores (N,), in standard deviations of the earlier one.
 
-    The mean difference of the sorted scores: how far they have moved if each moves as little as it can. NaN if the earlier
+    It is the mean distance of the sorted scores: the least movement that turns one set into the other. NaN if the
+    earlier
     scores are all equal.
 
     Raises ValueError for no score, or unequal numbers of them.
@@ -42,7 +43,8 @@ def drift(scores: Tensor, before: Tensor) -> float:
 def distance_to(scores: Tensor, others: Tensor) -> float:
     """Return the Wasserstein-1 distance of scores (N,) and those of other responses (M,), in standard deviations of the others.
 
-    ∫ |F(x) − G(x)| dx of the two empirical distribution functions: that of ``drift`` for sets of any size. NaN if the others
+    It is ∫ |F(x) − G(x)| dx of the two empirical distribution functions: the distance of ``drift`` for sets of any
+    size. NaN if the others
     are all equal.
 
     Raises ValueError for no score.

@@ -20,7 +20,7 @@ class SupervisedLoss:
 def token_nll(
     logprobs: Tensor, response_mask: Tensor, *, denominator: Denominator | None = None
 ) -> SupervisedLoss:
-    """Return mean negative log-likelihood of the tokens under the mask, −(Σ of logprobs) / denominator, in nats.
+    """Return the mean negative log-likelihood of the tokens under the mask, −(Σ of logprobs) / denominator, in nats.
 
     `logprobs` (B,T) of the demonstration's own tokens. `denominator` is the number of valid tokens of the
     whole global minibatch; None takes this call's.

@@ -11,19 +11,19 @@ class SwappedVerdicts:
     """Verdicts of a judge on B pairs, from both orders of the two responses."""
 
     wins: Tensor
-    """(B,), float64: 1 where both orders prefer the candidate, 0 where both prefer the baseline, else ½."""
+    """(B,), float64: 1 if both orders prefer the candidate, 0 if both prefer the baseline, else ½."""
     disagree: Tensor
     """(B,), bool: True where the verdicts in the two orders differ."""
 
 
 def swapped_verdicts(*, candidate_first: Tensor, baseline_first: Tensor) -> SwappedVerdicts:
-    """Return verdicts that count where both orders agree; a pair on which the orders disagree is a tie.
+    """Return verdicts that count only if both orders agree; a pair on which the orders disagree is a tie.
 
     A judge that always prefers the first response therefore ties on every pair. This is the "conservative" rule of
     Zheng et al., arXiv 2306.05685 §3.4, against position bias.
 
-    Both (B,): log-probability of the answer that prefers the first response less that of the answer that prefers the second, in
-    nats; 0 prefers neither.
+    Both (B,): log-probability of the answer that prefers the first response minus that of the answer that prefers the
+    second, in nats; 0 prefers neither.
 
     Raises ValueError for unequal shapes, or numbers that are not finite.
     """

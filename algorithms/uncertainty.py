@@ -1,6 +1,6 @@
 """Standard errors of held-out measurements whose rows come in clusters.
 
-Several responses to one prompt, and several pairs of one prompt, are alike: the prompt is what was drawn at random.
+Several responses to one prompt, and several pairs of one prompt, are alike: only prompts were drawn independently.
 A standard error that counts rows is too small by up to the square root of the rows of a cluster. Everything is
 computed in float64 on the CPU.
 """
@@ -23,16 +23,16 @@ class Estimate:
     num_clusters: int
     num_rows: int
     intervals: tuple[tuple[float, float, float], ...] = ()
-    """(confidence, low, high), by confidence: of a resampled statistic, which is no mean. Empty: the interval follows
+    """(confidence, low, high), by confidence, for a resampled statistic, which is no mean. Empty: the interval follows
     from the standard error."""
     differing: float | None = None
     """Share of rows in which the two sides differ; only for a comparison of shares."""
     equal_clusters: float | None = None
-    """Number of clusters of equal size that would vary as much as these, if their sizes differ; None: they have one size."""
+    """Number of clusters of equal size with the same variance, if the clusters' sizes differ; None: they are equal."""
 
 
 def clustered_mean(values: Tensor, clusters: Tensor) -> Estimate:
-    """Return mean of `values` (N,), each row counted once; `clusters` (N,) are the rows' prompts, integers.
+    """Return the mean of `values` (N,), each row counted once; `clusters` (N,) are the rows' prompts, integers.
 
     The error is that of `clustered_ratio` with denominators of 1. For clusters of one size it is the standard
     deviation of their means (ddof 1) over √clusters.
@@ -49,7 +49,7 @@ def clustered_ratio(numerators: Tensor, denominators: Tensor, clusters: Tensor) 
 
         standard error² = n/(n − 1) · Σ_c (s_c − r·m_c)² / M²
 
-    the linearised error of a ratio estimator (Cochran, Sampling Techniques, 1977, eq. 6.10, clusters as units).
+    This is the linearised error of a ratio estimator (Cochran, Sampling Techniques, 1977, eq. 6.10, clusters as units).
     All (N,); `clusters` integers of any value.
 
     Raises ValueError for unequal shapes, no row, or denominators whose sum is not positive.
@@ -71,12 +71,14 @@ def clustered_ratio(numerators: Tensor, denominators: Tensor, clusters: Tensor) 
 
 
 def with_differing(estimate: Estimate, differences: Tensor) -> Estimate:
-    """Add the mean of |`differences`| (N,), each from −1 to 1: of right or wrong answers the share of rows that differ."""
+    """Add the mean of |`differences`| (N,), each from −1 to 1: for right or wrong answers, the share of rows that
+    differ."""
     return replace(estimate, differing=differences.detach().cpu().double().abs().mean().item())
 
 
 def with_cluster_sizes(estimate: Estimate, clusters: Tensor) -> Estimate:
-    """Add the number of clusters of one size that vary as much: (Σ m)²/Σ m² over clusters of m rows (Kish, 1965).
+    """Add the number of clusters of equal size with the same variance: (Σ m)²/Σ m² over clusters of m rows (Kish,
+    1965).
 
     `clusters` (N,) are the rows' clusters, integers. The estimate is unchanged if all have one size.
     """
@@ -97,12 +99,12 @@ def clustered_explained_variance(
 ) -> Estimate:
     """Return 1 − Var(G − V)/Var(G) over all valid tokens, with its delete-one-cluster jackknife error.
 
-    With θ_c the explained variance of all tokens but those of cluster c, and θ̄ the mean of the θ_c:
+    With θ_c the explained variance of all tokens except those of cluster c, and θ̄ the mean of the θ_c:
 
         standard error² = (n − 1)/n · Σ_c (θ_c − θ̄)²
 
-    `values`, `returns`, `response_mask` (B,T); `clusters` (B,) integers. NaN where Var(G) is `least_variance` or
-    less, of all tokens or of those that one deletion leaves.
+    `values`, `returns`, `response_mask` (B,T); `clusters` (B,) integers. NaN if Var(G) is `least_variance` or
+    less, for all tokens or after one deletion.
 
     Raises ValueError for an empty mask or unequal shapes.
     """
@@ -113,7 +115,7 @@ def clustered_explained_variance(
     of_token = index[:, None].expand(response_mask.shape)[response_mask.cpu()]
     targets = returns.detach()[response_mask].cpu().to(torch.float64)
     errors = targets - values.detach()[response_mask].cpu().to(torch.float64)
-    # Shifted by a value of their own, so that squares lose no digits and equal numbers have a variance of 0
+    # The numbers are shifted by one of them, so that squares lose no digits and equal numbers have a variance of 0
     targets, errors = targets - targets[:1], errors - errors[:1]
     n = len(sizes)
     moments = torch.stack(
@@ -134,7 +136,8 @@ def clustered_explained_variance(
 
 
 def _explained_by_moments(moments: Tensor, least_variance: float) -> Tensor:
-    """Return explained variance by (count, ΣG, ΣG², Σe, Σe²) in the rows of `moments` (5,N); NaN where G does not vary more."""
+    """Return explained variance by (count, ΣG, ΣG², Σe, Σe²) in the rows of `moments` (5,N); NaN if Var(G) is
+    `least_variance` or less."""
     count, target, target_square, error, error_square = moments
     return_variance = target_square / count - (target / count).square()
     error_variance = error_square / count - (error / count).square()
@@ -143,7 +146,7 @@ def _explained_by_moments(moments: Tensor, least_variance: float) -> Tensor:
 
 
 def _sums(values: Tensor, index: Tensor, num_clusters: int) -> Tensor:
-    """Return sums of `values` (N,) by cluster, (C,) in float64."""
+    """Return the sums of `values` (N,) by cluster, (C,) in float64."""
     return torch.zeros(num_clusters, dtype=torch.float64).index_add(
         0, index, values.detach().cpu().to(torch.float64)
     )

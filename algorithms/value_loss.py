@@ -14,8 +14,8 @@ from vantage.algorithms.metrics import SumCount, sum_count
 class ValueLoss:
     """`loss` is 0-d and differentiable; the metrics are over valid tokens.
 
-    `value_clip_fraction`: tokens on which the clip binds. `value_mse`: (V − target)², without the half and
-    the clip. `value_bias`: V − target.
+    `value_clip_fraction`: tokens on which the clip binds. `value_mse`: (V − target)², without the factor ½
+    and the clip. `value_bias`: V − target.
     """
 
     loss: Tensor

@@ -1,4 +1,4 @@
-"""Wins of pairs of responses by two judgements of each."""
+"""Wins of pairs of responses by the difference of two judgements."""
 
 from torch import Tensor
 
