@@ -110,7 +110,7 @@ class ProportionalController:
         `num_sequences` the responses sampled since the last update.
 
         Raises ValueError for a KL that is not finite, and for a number of responses that is not positive, or
-        of 5 horizons or more, since one step could then set β to 0.
+        of 5 horizons or more, since one step could then make β 0 or negative.
         """
         _check_finite_kl(kl)
         if not 0 < 0.2 * num_sequences < self.horizon:
