@@ -145,7 +145,7 @@ def returns_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Te
 
 
 def above_mean_return(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
-    """Return `returns_to_go` minus their mean over all valid tokens of the batch: EVPO, arXiv 2604.19485, without its
+    """Return `returns_to_go` minus their mean over the batch's valid tokens: EVPO, arXiv 2604.19485, without its
     critic.
 
     The mean is the best constant baseline: its explained variance is 0, and the variance of the advantages is Var(G).

@@ -21,8 +21,7 @@ from vantage.algorithms.policy_loss import (
 )
 
 LARGEST_LOG_RATIO = 20.0
-"""Logarithm of a ratio at which the soft gate is already flat in float32 and float64; a much larger ratio would
-overflow."""
+"""Logarithm of a ratio at which the soft gate is flat in float32 and float64; a much larger ratio would overflow."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class PromptParts:
     prompts."""
 
     between: Estimate
-    """Explained variance of the prompts' mean returns, weighted by tokens: whether the critic knows which prompts go
-    well."""
+    """Explained variance of the prompts' mean returns, weighted by tokens: whether the critic knows the good
+    prompts."""
     within: Estimate | None
     """Explained variance of the differences from the prompt's mean return, over prompts with several responses: whether
     the critic knows which responses go well. None if each prompt has one response."""
@@ -126,8 +126,7 @@ def prompt_errors(
 def calibration(
     values: Tensor, returns: Tensor, response_mask: Tensor, prompts: Tensor, *, num_bins: int = 10
 ) -> list[CalibrationBin]:
-    """Compare values with returns in equal parts of the tokens, sorted by value; tokens of equal values are in one
-    part."""
+    """Compare values with returns in equal parts of the tokens, sorted by value; equal values are in one part."""
     mask = _checked(values, returns, response_mask)
     prompts = prompts.cpu()
     predicted, found = (torch.where(mask, each.detach().cpu().double(), 0.0) for each in (values, returns))

@@ -34,8 +34,7 @@ class EntropyController:
         return self.coef if self.is_low else 0.0
 
     def update(self, entropy: float) -> "EntropyController":
-        """Return the controller with c + step if the entropy is below the target, else with c − step, within [0,
-        highest].
+        """Return the controller with c + step if the entropy is below the target, else c − step, within [0, highest].
 
         `entropy` is the mean over tokens, in nats per token.
 

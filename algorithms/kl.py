@@ -187,8 +187,7 @@ def _sum_over_vocabulary(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 def _representable(coef: float) -> float:
-    """Bound β, which changes by factors: after a thousand steps in one direction it would be 0 or infinity, and stay
-    there."""
+    """Bound β, which changes by factors: after a thousand steps in one direction it would stay 0 or infinity."""
     return min(max(coef, sys.float_info.min), sys.float_info.max)
 
 

@@ -57,8 +57,7 @@ def _standard_deviations(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _intercepts(wins: Tensor, scaled: Tensor, weights: Tensor) -> Tensor:
-    """Return θ (R,) of the penalised regression, by Newton's method with steps of bounded length; NaN if it does not
-    converge."""
+    """Return θ (R,) of the penalised regression, by Newton's method with bounded steps; NaN if it does not converge."""
     theta, phi = torch.zeros(2, len(weights), dtype=torch.float64)
     for _ in range(_MOST_STEPS):
         probability = torch.sigmoid(theta[:, None] + phi[:, None] * scaled)

@@ -112,7 +112,7 @@ def clipped_surrogate(
 
 
 def log_ratio_of_level(log_ratio: Tensor, response_mask: Tensor, *, level: RatioLevel) -> Tensor:
-    """Return the logarithm of the ratio in each token's loss, from those of the tokens (B,T), in nats and 0 outside the
+    """Return the logarithm of the ratio in each token's loss, from the tokens' own (B,T), in nats and 0 outside the
     mask.
 
         token     log ρ_t
@@ -132,8 +132,7 @@ def log_ratio_of_level(log_ratio: Tensor, response_mask: Tensor, *, level: Ratio
 
 
 def where_clip_binds(log_ratio: Tensor, advantages: Tensor, *, lowest: float, highest: float) -> Tensor:
-    """Return where (B,T) the clip to these logarithms removes a token's gradient; all tensors are 0 outside the
-    mask."""
+    """Return where (B,T) the clip to these logarithms removes a gradient; all tensors are 0 outside the mask."""
     return ((advantages > 0) & (log_ratio > highest)) | ((advantages < 0) & (log_ratio < lowest))
 
 
@@ -191,8 +190,7 @@ def policy_gradient(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
-    """Return −log π · A, the loss of REINFORCE and A2C. It has no ratio, so it is right for one optimiser step on each
-    rollout.
+    """Return −log π · A, the loss of REINFORCE and A2C: without a ratio, so for one optimiser step on each rollout.
 
     All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. `old_logprobs`
     enter only the metrics `ratio` and `approx_kl`, which show how far the policy was from the one that

@@ -99,8 +99,7 @@ def ranking_loss(
 
 
 def rankable(ranks: Tensor, group_ids: Tensor) -> int:
-    """Return the number of prompts with at least one untied pair: the contribution to the denominator of
-    `ranking_loss`.
+    """Return the number of prompts with an untied pair: the contribution to the denominator of `ranking_loss`.
 
     Shapes and errors are as for `ranking_loss`.
     """

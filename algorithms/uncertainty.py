@@ -77,8 +77,7 @@ def with_differing(estimate: Estimate, differences: Tensor) -> Estimate:
 
 
 def with_cluster_sizes(estimate: Estimate, clusters: Tensor) -> Estimate:
-    """Add the number of clusters of equal size with the same variance: (Σ m)²/Σ m² over clusters of m rows (Kish,
-    1965).
+    """Add the number of equal clusters with the same variance: (Σ m)²/Σ m² over clusters of m rows (Kish, 1965).
 
     `clusters` (N,) are the rows' clusters, integers. The estimate is unchanged if all have one size.
     """

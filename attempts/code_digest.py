@@ -22,8 +22,7 @@ from vantage.schemas.recipe.terms import TERMS
 from vantage.storage.machine_cache import keep_derived, read_derived
 
 PREFIX = "vantage."
-"""Prefix of our modules' names. Digests are taken without the prefix, since the first ones were taken before it
-existed."""
+"""Prefix of our modules' names. Digests are taken without it, since it did not exist at the first digests."""
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 """Packages whose code determines a stage's numbers."""
@@ -135,8 +134,7 @@ def _name() -> str:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Switch off garbage collections, which make parsing take three times as long and find nothing: a tree has no
-    cycles."""
+    """Switch off garbage collections, which make parsing three times as long for nothing: a tree has no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

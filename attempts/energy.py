@@ -56,8 +56,7 @@ class EnergyMeter:
         return None if found == Energy() else found
 
     def _cpu_joules(self) -> float | None:
-        """Return the joules of all packages; None if one of them cannot be read, since a part would look like the
-        whole."""
+        """Return the joules of all packages; None if one cannot be read, since a part would look like the whole."""
         used = [package.joules for package in self._packages]
         known = [each for each in used if each is not None]
         return sum(known) if known and len(known) == len(used) else None
@@ -127,6 +126,5 @@ def _text(file: Path) -> str:
 
 
 def _millijoules(nvml: ModuleType, gpu: str) -> int:
-    """Return the millijoules since the driver was loaded; NVML raises an error if there is no such GPU or no
-    counter."""
+    """Return the millijoules since the driver was loaded; NVML raises an error without such a GPU or counter."""
     return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle_of(nvml, gpu)))

@@ -1,5 +1,4 @@
-"""Find files of built-in recipes that moved: runs from before our packages had a common name record their former
-paths."""
+"""Find files of built-in recipes that moved: runs from before our packages had a common name have the former paths."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +16,7 @@ def folder_now() -> Path:
 
 
 def folder_before() -> Path:
-    """Return the former folder of the built-in recipes, when the packages had no common name. A checkout still has
-    it."""
+    """Return the folder of the built-in recipes before the packages had a common name. A checkout still has it."""
     return package_folder().parent / "recipes"
 
 

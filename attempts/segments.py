@@ -34,8 +34,7 @@ _SEGMENTS: TypeAdapter[tuple[Segment, ...]] = TypeAdapter(tuple[Segment, ...])
 
 
 def begin_segment(scratch: Path, *, attempt: int, ranks: int) -> None:
-    """Record that an attempt goes on from the newest checkpoint. Later steps of an earlier attempt are computed
-    again."""
+    """Record that an attempt goes on from the newest checkpoint. Later steps are computed again."""
     step, _ = read_committed(scratch)
     kept = [each for each in read_segments(scratch) if each.from_step < step and each.attempt < attempt]
     segments = (*kept, Segment(attempt=attempt, from_step=step, ranks=ranks))

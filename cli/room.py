@@ -36,8 +36,7 @@ def _room(texts: list[str], bytes_per_token: int) -> int:
 
 
 def _shape_of(model: str) -> tuple[int | None, int | None]:
-    """Return the size of the vocabulary and the number of positions; None if the configuration does not contain
-    them."""
+    """Return the size of the vocabulary and the number of positions; None if the configuration lacks them."""
     from vantage.models.model_config import UnreadableConfig, read_config
 
     try:

@@ -285,8 +285,7 @@ def _open_all(
 
 
 def _beside(place: "Workspace", named: str, against: str) -> str:
-    """Resolve ``--against sft``: a stage of the same run, if the run has one of that name; otherwise a model by its
-    name."""
+    """Resolve ``--against sft``: a stage of the same run, if it has one of that name; otherwise a model by its name."""
     from vantage.runs.named_models import stage_beside
 
     return stage_beside(place, named, against, _accepted()) or against
@@ -501,8 +500,7 @@ def _model_as_json(opened: Opened, settings: Settings) -> dict[str, Any]:
 
 
 def _converse(console: "Console", models: list[Opened], settings: Settings, *, logprobs: bool) -> None:
-    """Ask each line from the terminal, until the end of input; earlier turns are kept if all models have a chat
-    template."""
+    """Ask each line from the terminal, until its end; earlier turns are kept if all models have a chat template."""
     from rich.text import Text
 
     from vantage.schemas.records.sampling import Turn

@@ -52,7 +52,7 @@ def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Ne
 
 
 def _is_in_4_bits(recipe: Recipe) -> bool:
-    """Return whether the adapters' base is the imported, rounded model; it counts as float32 if a stage trains all
+    """Return whether the adapters' base is in 4 bits: the imported, rounded model, unless a stage trains all
     weights."""
     trains_all = any(isinstance(stage, Training) and not stage.lora for stage in recipe.stages.values())
     return recipe.model.quantization is not None and not trains_all

@@ -32,8 +32,7 @@ class Asked:
 
     @property
     def questions(self) -> float:
-        """Return the number of questions: one for each response, or two if two responses are compared in both
-        orders."""
+        """Return the number of questions: one for each response, or two if responses are compared in both orders."""
         is_compared = isinstance(self.server, JudgeServer) and self.server.against is not None
         return self.responses * (2 if is_compared else 1)
 

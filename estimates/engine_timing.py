@@ -28,8 +28,8 @@ CACHE_ON_CPU = 2**30
 MOST_ROWS = 256
 """Most responses at once of one vLLM without ``rollout.max_rows``; equal to ``vantage.tasks.rollout.remote_engine.AT_ONCE``."""
 STEP_SECONDS = 2e-3
-"""Seconds of a pass besides its computation: vLLM's scheduler, drawing the tokens and, on servers, returning them. An
-assumption."""
+"""Seconds of a pass besides its computation: vLLM's scheduler, drawing tokens and, on servers, returning them.
+Assumed."""
 SUM_SECONDS = 1e-5
 """Seconds until a sum over the GPUs of one server begins; each layer has two sums. An assumption."""
 HOST_BYTES_PER_SECOND = 25 * GIGA
@@ -56,8 +56,7 @@ class Sampled:
 
 
 def on_ranks(workload: Workload, *, world: int, is_sharded: bool) -> Workload:
-    """Return the workload with a vLLM in the process of each of ``world`` ranks; unchanged if servers or the loop
-    sample."""
+    """Return the workload with a vLLM in the process of each of ``world`` ranks; unchanged if these do not sample."""
     engine = workload.engine
     if engine is None or engine.place != "process":
         return workload
@@ -137,7 +136,7 @@ def seconds_beside(workload: Workload, device: Device, *, update: float) -> floa
 
 
 def tokens_per_second(workload: Workload, device: Device) -> float | None:
-    """Return the sampled tokens per second of all engines, without the time of new weights; None: the stage samples
+    """Return the sampled tokens per second of all engines, without the time of new weights; None: it samples
     nothing."""
     engine = workload.engine
     assert engine is not None

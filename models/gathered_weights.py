@@ -74,8 +74,7 @@ def kept_gathered(model: PreTrainedModel, *, beside: int) -> Iterator[None]:
 
 
 def _has_room(num_bytes: int, beside: int, device: torch.device) -> bool:
-    """Return whether memory suffices on every rank. A CPU's memory is not measured: it has swap space, and other
-    processes."""
+    """Return whether memory suffices on every rank. A CPU's memory is not measured, since it has swap space."""
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)

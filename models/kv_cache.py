@@ -56,8 +56,7 @@ def without_gaps(active: Sequence[bool]) -> list[int]:
 
 
 def position_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of one position's keys and values in all layers, by the model's configuration, in the type of
-    computation."""
+    """Return the bytes of one position's keys and values in all layers, by the configuration and the computing type."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -46,8 +46,7 @@ def _of_config(path: Path) -> int:
 
 
 def width_in_config(config: Any, what: str) -> int:
-    """Return the width that a model's configuration contains. Raises UnknownWidth if there is none; ``what`` names the
-    configuration."""
+    """Return the width that a model's configuration contains. Raises UnknownWidth if there is none in ``what``."""
     for place in (config, config.get("text_config")) if isinstance(config, dict) else ():
         if isinstance(place, dict) and (width := _width_in(place)) is not None:
             return width

@@ -20,7 +20,7 @@ _COMPOSED = {"c": "%a %b %e %H:%M:%S %Y", "x": "%m/%d/%y", "X": "%H:%M:%S", "r":
 
 
 def pin_date(tokenizer: PreTrainedTokenizerBase, day: date) -> PreTrainedTokenizerBase:
-    """Pin the date that `template_arguments` pass to this tokenizer's chat template, in place; returns the
+    """Pin the date that this tokenizer's chat template gets from `template_arguments`, in place; returns the
     tokenizer."""
     tokenizer.pinned_date = day
     return tokenizer

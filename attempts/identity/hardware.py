@@ -1,5 +1,4 @@
-"""Describe the machine: processor, memory, GPUs and their driver; read from the kernel's files, without loading a
-library."""
+"""Describe the machine: processor, memory, GPUs and their driver; read from the kernel's files, without a library."""
 
 import os
 import platform
@@ -15,8 +14,7 @@ _GIB = 2**30
 
 
 def hardware(proc: Path = PROC) -> dict[str, str]:
-    """Return ``cpu`` (the model), ``cpus`` (the number that this process may use), ``memory``, ``gpus`` and their
-    ``driver``."""
+    """Return ``cpu`` (the model), ``cpus`` (number for this process), ``memory``, ``gpus`` and their ``driver``."""
     driver = proc / "driver" / "nvidia"
     gpus = Counter(
         _found(r"^Model:\s*(.+)$", information) for information in sorted(driver.glob("gpus/*/information"))

@@ -47,8 +47,7 @@ def package_digest() -> str:
 
 
 def packages() -> list[Path]:
-    """Return the folders of ``vantage.schemas``, ``vantage.models`` and so on; in a checkout, the targets of its
-    links."""
+    """Return the folders of ``vantage.schemas``, ``vantage.models`` and so on; in a checkout, its links' targets."""
     return sorted(path.parent.resolve() for path in package_folder().glob("*/__init__.py"))
 
 

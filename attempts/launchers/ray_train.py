@@ -62,8 +62,7 @@ _START_FAILURES = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 _MOST_FAILED_STARTS = 3
 """How often ranks may fail to start on existing nodes. For nodes that do not exist yet, the stage waits."""
 _SECONDS_TO_BEGIN = 900.0
-"""Seconds within which ranks must begin. Ray waits without limit if a node is lost between its choice and its first
-process."""
+"""Seconds within which ranks must begin. Ray waits without limit if a node is lost before its first process."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_STACKS = 3.0
 _SECONDS_TO_CONNECT = 20.0

@@ -78,8 +78,7 @@ def _restore_servers(source: Path, servers: Path) -> None:
 
 
 def _restore_workspace(source: Path, workspace: Path) -> None:
-    """Copy the workspace to a folder beside its place, then move it there, so that it appears complete or not at
-    all."""
+    """Copy the workspace beside its place, then move the copy there, so that it appears complete or not at all."""
     partial = workspace.with_name(f"{workspace.name}.{secrets.token_hex(4)}.restoring")
     try:
         shutil.copytree(source, partial, symlinks=True)

@@ -37,8 +37,7 @@ def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str])
 
 
 def _for_others(settings: Settings) -> list[str]:
-    """Return the options by which MLflow also answers under its public name; it refuses requests under unknown
-    names."""
+    """Return the options by which MLflow also answers under its public name; it refuses unknown names."""
     address = settings.public.get("mlflow")
     if address is None:
         return []

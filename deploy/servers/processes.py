@@ -18,8 +18,7 @@ import psutil
 
 MARK = "VANTAGE_SERVER"
 OF_THE_CALLER = ("PATH", "HOME", "LANG", "TMPDIR", "TZ")
-"""Variables that a server inherits from the shell that starts it. They are not part of its settings, since shells
-differ."""
+"""Variables that a server inherits from the shell that starts it. They are no settings, since shells differ."""
 SEEN_SECONDS = 5.0
 """Time after which a new process must show its environment."""
 STOP_SECONDS = 10.0
