@@ -287,8 +287,7 @@ def _is_written(part: str, begin: str, words: str) -> bool:
 
 
 def _goes_on(opened: str, content: str) -> bool:
-    """Return whether a response continues the tag that its prompt has opened: it closes the tag, and does not open it
-    before."""
+    """Return whether a response continues the tag that its prompt has opened: it closes the tag without opening it."""
     tag = _BEGIN_OF_THINKING.fullmatch(opened)
     if tag is None:
         return False
@@ -303,8 +302,7 @@ def _squeezed(text: str) -> str:
 
 
 def _differs(reason: str, read: str, whole: str) -> UnrenderedRow:
-    """Return the problem, with the text in generation and the text that the template writes, from their first
-    difference."""
+    """Return the problem, with the texts of generation and of the template from their first difference on."""
     at = next((i for i, (one, other) in enumerate(zip(read, whole, strict=False)) if one != other), 0)
     start = max(0, at - 40)
     return UnrenderedRow(

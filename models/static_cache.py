@@ -16,8 +16,7 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 STEP = 128
 """Every length of the cache is a multiple of this number of tokens."""
 STEPS_IN_A_DOUBLING = 4
-"""Most lengths between a length and its double. Longer caches grow in larger steps, so that few lengths are
-captured."""
+"""Most lengths between a length and its double. Longer caches grow in larger steps: few lengths are captured."""
 
 
 @dataclass(frozen=True)

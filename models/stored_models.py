@@ -1,5 +1,4 @@
-"""Load policies from the store, whole or as adapters (LoRA) on a base, to train all weights, only adapters, or
-nothing."""
+"""Load policies from the store, whole or as adapters (LoRA) on a base, to train all, only adapters, or nothing."""
 
 from pathlib import Path
 from typing import Literal

@@ -59,8 +59,7 @@ def without_end(
 
 
 def _after_words_within(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids after the assistant's words if a user's turn follows; none if the template refuses such a
-    conversation."""
+    """Return the ids after the assistant's words if a user's turn follows; none if the template refuses that."""
     words = "Q0words"  # no template contains this text
     said = (("user", "?"), ("assistant", words), ("user", "?"))
     turns = [Message(role=role, content=content, extra=None) for role, content in said]

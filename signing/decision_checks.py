@@ -143,8 +143,7 @@ class DecisionChecks:
         return _Found("ok", f"signed by key {short}", key)
 
     def _is_chained(self, said: SignedDecision, decision: Decision) -> bool:
-        """Return whether the decision refers to the artifact's present statement, or to an earlier one that is
-        signed."""
+        """Return whether the decision refers to the artifact's present statement, or to an earlier signed one."""
         if said.about == self._about(decision.stage_key, decision.step):
             return True
         return any(

@@ -23,8 +23,7 @@ LONGEST_NAME = 255
 LEFT_OVER_SECONDS = 3600.0
 """Age in seconds from which a file without its final name counts as a killed writer's."""
 _expected: dict[tuple[Path, tuple[int, int]], int] = {}
-"""(Folder, its device and inode), for folders that must stay while this process works in them → blocks that expect
-this."""
+"""(Folder, its device and inode), for folders that must stay while this process works in them → expecting blocks."""
 _counting = threading.Lock()
 """Held while ``_expected`` changes: parallel stages work in one store, each in its own thread."""
 REMOVED = ".removed-"
@@ -185,8 +184,7 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Create an empty file that only its owner can access, for a library that would otherwise create the file by the
-    umask."""
+    """Create an empty file that only its owner can access, for a library that would create the file by the umask."""
     os.close(open_private(path, os.O_RDWR | os.O_CREAT))
 
 

@@ -32,7 +32,7 @@ def read_derived(name: str) -> bytes | None:
 
 
 def keep_derived(name: str, data: bytes) -> None:
-    """Keep the bytes for later processes of this user; nobody else can read them. Several processes may do this at
+    """Keep the bytes for later processes of this user, who alone can read them. Several processes may do this at
     once."""
     with suppress(OSError, RuntimeError):
         folder = cache_root() / _DERIVED

@@ -282,7 +282,7 @@ class ObjectStorage:
         return folder
 
     def scratch_folder(self, stage_key: str) -> Path:
-        """Return the local scratch folder, replaced by another machine's copy if that is further; the caller holds the
+        """Return the local scratch folder, or another machine's copy there if it is further; the caller holds the
         key."""
         folder, copy = self._scratch(stage_key), self._copy(stage_key)
         if not folder.is_dir():
@@ -355,8 +355,7 @@ class ObjectStorage:
                     return
 
     def _mend(self, folder: Path, ref: Ref) -> None:
-        """Upload files that other machines have found damaged, from an intact copy; nobody removes the object
-        meanwhile."""
+        """Upload files that other machines found damaged, from an intact copy; nobody removes the object meanwhile."""
         lease = object_lease(ref.artifact.digest)
         with self._leases.hold(lease, holder=f"run {ref.run_id}"):
             self._objects.upload(folder, ref.artifact.digest)

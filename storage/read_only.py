@@ -98,7 +98,7 @@ def is_pipe(path: Path) -> bool:
 
 
 def list_folder(folder: Path, *, digest: str | None) -> Listed:
-    """Compare the names and sizes in a sealed folder with its manifest; ``digest`` None: the manifest itself is not
+    """Compare the names and sizes in a sealed folder with its manifest; ``digest`` None: the manifest is not
     checked."""
     if is_pipe(folder / MANIFEST):
         return Listed((f"{MANIFEST}: is not a plain file",), {}, ())

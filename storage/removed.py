@@ -89,7 +89,7 @@ def find_removed(storage: "Readable", digest: str) -> Removal | None:
 
 
 def what_stays(folder: Path, digest: str) -> dict[str, bytes]:
-    """Return name → bytes of an object's small files that are kept when the object is removed; empty: its manifest is
+    """Return name → bytes of an object's small files that are kept after its removal; empty: its manifest is
     damaged."""
     with suppress(ValueError, OSError):
         read_manifest(folder, digest=digest)

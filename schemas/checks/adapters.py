@@ -55,8 +55,7 @@ def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _other_weights(name: str, stage: PolicyOptimization, recipe: Recipe) -> Iterator[Problem]:
-    """Yield the problem of an optimiser state that is carried over from a critic of which other weights were
-    trained."""
+    """Yield the problem of an optimiser state that is carried over from a critic with other trained weights."""
     critic = recipe.stages.get(stage.critic or "")
     own, theirs = lora_of(stage), lora_of(critic)
     if isinstance(critic, Training) and (own is None) != (theirs is None):

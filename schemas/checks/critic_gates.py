@@ -53,8 +53,8 @@ def critic_gate_problems(recipe: Recipe, name: str, stage: ValuePretraining) -> 
 
 
 def _for_several_responses(recipe: Recipe, name: str, stage: ValuePretraining, *, needed: int) -> list[str]:
-    """Return the setting that gives test prompts several responses; empty if they have several, or if that is not known
-    yet."""
+    """Return the setting that gives test prompts several responses; empty if they have several, or if that is
+    unknown."""
     collection, prompts = recipe.stages.get(stage.rollouts or ""), _test_prompts(recipe, stage)
     responses = stage.validation_samples if stage.test_samples is None else stage.test_samples
     remedies = []

@@ -1,5 +1,4 @@
-"""Check ``resources.offload``: the stage must have the offloaded networks, and these must not share weights with
-others."""
+"""Check ``resources.offload``: the stage must have the offloaded networks, and these must not share weights."""
 
 from collections.abc import Iterator
 
@@ -17,8 +16,7 @@ _WITHOUT = {
 
 
 def offload_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Yield a problem for parts that a stage offloads but does not have, and for networks that share weights with
-    others.
+    """Yield a problem for parts that a stage offloads but does not have, and for networks that share weights.
 
     Args:
         recipe: the recipe, with references and adapters filled in.

@@ -45,6 +45,6 @@ def _servers(recipe: Recipe, rewards: tuple[str, ...]) -> Iterator[tuple[Path, S
 
 
 def _address(server: Served) -> str:
-    """Return the part of an address that is compared. A path is added to a judge's address, so a slash at its end is
+    """Return the part of an address that is compared. A path follows a judge's address, so a slash at its end is
     ignored."""
     return server.address("" if isinstance(server, RewardServer) else "/")

@@ -63,8 +63,7 @@ def _length_problems(
 def _whitening_problems(
     reward: Reward, name: str, stage: PolicyOptimization | ValuePretraining
 ) -> Iterator[Problem]:
-    """Yield problems of settings that need scores of one unit in all rollouts, if a score is whitened over each
-    rollout."""
+    """Yield problems of settings that need scores of one unit in all rollouts, if each rollout is whitened alone."""
     if not reward.whitens:
         return
     returns = stage.algorithm if isinstance(stage, PolicyOptimization) else stage.returns

@@ -261,8 +261,7 @@ def _choices(context: dict[str, Any]) -> list[str]:
 
 
 def _wrong_form(path: Path, given: str, pattern: str) -> Problem:
-    """Return the problem of a text that does not match its pattern, with a similar name that matches it, if there is
-    one."""
+    """Return the problem of a text that does not match its pattern, with a similar name that does, if there is one."""
     if pattern.endswith("(Mi|Gi|Ti)$"):
         remedy = f"write a whole number and Mi, Gi or Ti{size_meant(given)}"
         return Problem(path, f"{quote(given)} is not a size", remedy)

@@ -102,8 +102,7 @@ def recipe_schema() -> Schema:
 
 
 def _selected_data(stage: Schema) -> Schema:
-    """Return the schema of a selected dataset: that of its stage, with ``from`` in place of the stages that it
-    reads."""
+    """Return the schema of a selected dataset: that of its stage, with ``from`` in place of the stage's inputs."""
     properties = {name: each for name, each in stage["properties"].items() if name not in ("kind", "prompts")}
     collection = properties.pop("rollouts")
     required = ["from", *(name for name in stage["required"] if name in properties)]

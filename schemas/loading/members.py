@@ -92,8 +92,7 @@ def seed_of(plain: Mapping[Any, Any], stage: Mapping[Any, Any]) -> int | None:
 def _with_terms(
     name: Any, reward: Any, ensembles: Mapping[str, Members], placed: list[tuple[Path, Path]]
 ) -> Any:
-    """Return a reward that combines models with a term for each member; ``placed`` gets the original places of its
-    terms."""
+    """Return a reward that combines models with a term for each member; ``placed`` gets the terms' original places."""
     terms = reward.get("terms") if isinstance(reward, Mapping) else None
     if not isinstance(terms, list | tuple) or reward.get("ensemble") is None:
         return reward

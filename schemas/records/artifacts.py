@@ -119,7 +119,7 @@ class BenchmarkArtifact(StoredArtifact):
 
 
 class TrainingState(StoredArtifact):
-    """Training state that a stage has left beside its model, from which a longer stage goes on: a checkpoint, and its
+    """Training state that a stage has left beside its model, from which a longer stage goes on: checkpoint and
     curves."""
 
     kind: Literal["training_state"] = "training_state"

@@ -10,5 +10,4 @@ _EARLIEST = -62_135_596_800_000
 """The beginning of the year 1, since a machine's clock may be wrong."""
 
 Milliseconds = Annotated[int, Field(ge=_EARLIEST, le=LATEST)]
-"""Milliseconds since 1970. A damaged record with another number is refused when it is read, not when its date is
-shown."""
+"""Milliseconds since 1970. A damaged record with another number is refused when it is read, not when it is shown."""

@@ -1,5 +1,5 @@
-"""The form of a verifier's verdicts: right or wrong, one score, or several named ones. The dry run finds it; it never
-changes."""
+"""The form of a verifier's verdicts: right or wrong, one score, or several named ones. The dry run finds it for
+good."""
 
 from typing import Literal
 
