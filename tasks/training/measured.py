@@ -22,7 +22,7 @@ def clusters_of(prompts: Sequence[Hashable]) -> Tensor:
 
 
 def clusters_of_ids(prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Return the clusters of prompts that are token ids; digests represent the prompts, since there may be many rows."""
+    """Return the clusters of prompts that are token ids; digests represent prompts, since there may be many rows."""
     digests = np.empty(len(prompts), dtype=f"S{_DIGEST_BYTES}")
     for row, prompt in enumerate(prompts):
         digests[row] = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=_DIGEST_BYTES).digest()
