@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,11 @@ def test_tables_first_and_what_to_do_last(finished: Workspace) -> None:
     # 0.6 − 0.05 a step over 12 steps: the first three have 0.55 on average, the last three 0.1
     assert last.startswith("policy: Explained variance falls from 0.55 to 0.10: the critic does not keep up")
     assert "value: Use it" in done.stdout
+    headings, _, first, *_ = done.stdout.partition("above 0.\n")[2].strip("\n").splitlines()[1:]
+    assert re.split(" {2,}", headings.strip()) == ["explained variance", "95 % interval", "prompts"]
+    assert re.split(" {2,}", first.strip()) == ["all tokens", "0.60", "0.58 to 0.62", "100"]
+    ends = [headings.index("variance") + 8, headings.index("prompts") + 7]
+    assert ends == [first.index("0.60") + 4, first.index("100") + 3], "numbers end below their headings"
 
 
 def test_one_stage_alone(finished: Workspace) -> None:

@@ -15,6 +15,7 @@ from tests.review.diff.small_runs import PROVENANCE, environment, make_run, writ
 from vantage.cli.main import app
 from vantage.ledger.to_mlflow import published_models
 from vantage.ledger.to_mlflow.published_models import NoSuchModel, PublishedVersion
+from vantage.review.diff import printed
 from vantage.review.diff.compare import Pair, _gates, _paired, compare
 from vantage.review.diff.sides import Step, find_side
 from vantage.runs.record import RunRecord, StageRecord
@@ -164,6 +165,11 @@ def test_the_console_shows_all_of_it_and_the_exit_code_is_that_of_diff(two: Two)
         "2 of 5 stages shared",
     ):
         assert text in result.output, result.output
+
+
+def test_values_are_shown_with_their_letters() -> None:
+    assert printed._value({"é": [1, None]}) == '{"é": [1, null]}'
+    assert printed._value("é") == "é"
 
 
 def test_json_is_the_record(two: Two) -> None:
