@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vantage.models.sequences import collate
+from vantage.schemas.conversations import Message
 from vantage.tasks.rewards.scoring import Scores, Summand
 from vantage.tasks.rollout.group_sampling import (
     Filled,
@@ -112,6 +113,21 @@ def test_the_samplers_log_probabilities_stay_with_their_tokens_through_selecting
     assert joined.sampler_logprobs.tolist() == expected
     assert joined.sampler_logprobs.shape == joined.sequences.response_ids.shape
     assert torch.equal(joined.sampler_logprobs != 0, joined.sequences.response_mask)
+
+
+def test_joined_rows_keep_the_turns_of_their_prompts() -> None:
+    """A row of a batch without conversations has None beside rows of a batch with them; no batch with them: no list."""
+    draw, _ = drawn([[(0.0, 1.0)], [(1.0, 0.0)]])
+    plain, told = draw(0), draw(1)
+    turns = [[Message(role="user", content=text, extra=None)] for text in ("a", "b")]
+    told = replace(told, sampled=replace(told.sampled, conversations=turns))
+
+    def joined(*parts: Scored) -> object:
+        return join_scored(list(parts), pad_token_id=PAD).sampled.conversations
+
+    assert joined(plain, told) == [None, None, *turns]
+    assert joined(told, plain) == [*turns, None, None]
+    assert joined(plain, plain) is None
 
 
 def test_groups_of_one_score_are_uniform() -> None:

@@ -1,11 +1,18 @@
 """The entropy coefficient is changed between updates by some measurements, and left as it is by others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from vantage.schemas.recipe.algorithm import Algorithm
-from vantage.tasks.updates.policy_state import AdaptingPolicyState, PolicyState, with_updated_entropy_coef
+from vantage.tasks.updates.policy_losses import Coefficients
+from vantage.tasks.updates.policy_state import (
+    AdaptingPolicyState,
+    PolicyState,
+    coefficients,
+    with_updated_entropy_coef,
+)
 
 ADAPTING = Algorithm.model_validate(
     {
@@ -39,3 +46,13 @@ def test_an_entropy_that_is_not_finite_moves_nothing(entropy: float | None) -> N
 def test_a_fixed_coefficient_is_no_part_of_the_state() -> None:
     state, fixed = PolicyState(), Algorithm.model_validate({"preset": "grpo", "entropy_coef": 0.1})
     assert with_updated_entropy_coef(state, 0.5, fixed) is state
+
+
+def test_the_next_update_has_the_coefficients_of_the_state() -> None:
+    """An adapting coefficient applies only while the entropy is below its target; a fixed one always does."""
+    fixed = Algorithm.model_validate({"preset": "grpo", "entropy_coef": 0.2})
+    state = PolicyState(kl_penalty_coef=0.3)
+    assert coefficients(state, fixed) == Coefficients(kl_penalty=0.3, entropy=0.2)
+    for is_low, applied in ((True, 0.1), (False, 0.0)):
+        adapting = replace(STATE, kl_penalty_coef=0.4, entropy_is_low=is_low)
+        assert coefficients(adapting, ADAPTING) == Coefficients(kl_penalty=0.4, entropy=applied)
