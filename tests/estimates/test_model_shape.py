@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from vantage.estimates.model_shape import FAMILIES, model_shape
+from vantage.models import model_config
 from vantage.models.builtin import builtin_config
 from vantage.models.model_config import BUILTIN_CONFIGS, ModelConfig, UnreadableConfig, read_config
 
@@ -116,6 +117,17 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes, message:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(UnreadableConfig, match=message):
+        read_config(str(tmp_path))
+
+
+def test_a_header_may_have_exactly_the_most_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(BUILTIN_CONFIGS["tiny"])))
+    save_file({"a": torch.zeros(3, 5)}, tmp_path / "model.safetensors")
+    length = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    monkeypatch.setattr(model_config, "MAX_HEADER_BYTES", length)
+    assert read_config(str(tmp_path)).num_weights == 15
+    monkeypatch.setattr(model_config, "MAX_HEADER_BYTES", length - 1)
+    with pytest.raises(UnreadableConfig, match=f"a header of {length} bytes"):
         read_config(str(tmp_path))
 
 

@@ -308,6 +308,13 @@ def test_targets_are_runs_stages_and_registered_models(ended: Ended, monkeypatch
         find_target(workspace, "tiny@champion")
     with pytest.raises(RunError, match="has no artifact of policy; it has made model, data.demonstrations"):
         find_target(workspace, "latest/policy")
+    nothing = record.model_copy(update={"stages": {}})
+    with monkeypatch.context() as patched:
+        patched.setattr("vantage.signing.targets.read_run", lambda workspace, run_id: nothing)
+        with pytest.raises(RunError, match="has no artifact of sft; it has made nothing yet"):
+            find_target(workspace, "latest/sft")
+        with pytest.raises(RunError, match="has made nothing yet; `vantage status .*` shows it"):
+            find_target(workspace, "latest")
     monkeypatch.setattr(tracking, "is_missing_database", lambda address: True)
     with pytest.raises(RunError, match="there is no run nothing"):
         find_target(workspace, "nothing")

@@ -27,6 +27,11 @@ def test_a_table_names_its_columns_and_rows() -> None:
     assert 'tabindex="0" role="region" aria-label="T"' in shown, "its frame scrolls by the keyboard"
 
 
+def test_a_table_of_numbers_alone_has_no_heading_of_a_row() -> None:
+    shown = rows(Table("T", "", ("step", "n"), (("1", "2"),), left=0))
+    assert "<td>1</td><td>2</td>" in shown and 'scope="row"' not in shown
+
+
 def test_a_page_allows_nothing_but_itself() -> None:
     text = page("<i>", "<p>body</p>")
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
