@@ -17,7 +17,7 @@ from tests.signing.conftest import STEPS, Ended, Keys, run_recipe
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.records.milliseconds import LATEST
 from vantage.signing import decisions
-from vantage.signing.statements import BadStatement, judged_by, read_statement
+from vantage.signing.statements import BadStatement, differences, judged_by, read_statement
 from vantage.storage.sealed_folders import read_manifest
 from vantage.storage.signatures import read_signatures
 
@@ -135,3 +135,22 @@ def test_a_decision_has_a_time_that_a_calendar_knows(signed_at: int, is_read: bo
         return
     with pytest.raises(BadStatement, match="is no statement about a decision"):
         decisions.read_decision(canonical_json(said).encode())
+
+
+@pytest.mark.parametrize(
+    ("signed", "found", "expected"),
+    [
+        ({"a": [1, 2]}, {"a": [1, 3]}, "a.1 was signed as 2, and is 3"),
+        ({"a": [1]}, {"a": [1, 3]}, "a.1 was signed as null, and is 3"),
+        ({"a": [1]}, {"a": "b"}, 'a was signed as [1], and is "b"'),
+        ({"a": "b"}, {"a": [1]}, 'a was signed as "b", and is [1]'),
+        ({"a": {"b": 1}}, {"a": None}, 'a was signed as {"b": 1}, and is null'),
+        (
+            {"p": [{"name": "x", "n": 1}]},
+            {"p": [{"name": "y"}, {"name": "x", "n": 2}]},
+            'p.x.n was signed as 1, and is 2; p.y was signed as null, and is {"name": "y"}',
+        ),
+    ],
+)
+def test_each_difference_of_two_statements_is_named(signed: Any, found: Any, expected: str) -> None:
+    assert differences(signed, found) == expected

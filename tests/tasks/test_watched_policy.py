@@ -157,6 +157,22 @@ def test_a_judge_that_finds_all_alike_agrees_with_nothing_and_disagrees_with_not
     assert disagreement_notice((0.8, 0.6, 1.0)) is None
 
 
+def test_the_lengths_of_right_and_of_wrong_responses_are_apart() -> None:
+    """Right ones have 2 and 4 tokens, the wrong one has 9. Where all are right, nothing is wrong."""
+    rows = scored(["a", "b", "c"], [1.0, 0.0, 1.0])
+    cast(Any, rows.sampled).sequences = SimpleNamespace(lengths=torch.tensor([2, 9, 4]))
+
+    def lengths(judged: list[float], *, is_verifier: bool) -> dict[str, float]:
+        judge = cast(Any, lambda _: torch.tensor(judged, dtype=torch.float64))
+        metrics = Watching(judge, is_verifier=is_verifier).look(rows, WatchedSoFar())[1]
+        return {name: value for name, value in metrics.items() if name.endswith("_length")}
+
+    apart = {"watch_right_length": 3.0, "watch_wrong_length": 9.0}
+    assert lengths([1.0, 0.0, 1.0], is_verifier=True) == apart
+    assert lengths([1.0, 1.0, 1.0], is_verifier=True) == {"watch_right_length": 5.0}
+    assert lengths([1.0, 0.0, 1.0], is_verifier=False) == {}
+
+
 def test_a_watch_that_only_looks_changes_no_bit(pipeline: Any, contents: Contents) -> None:
     plain = pipeline.job("policy", guards="off", validate_every=1)
     looking = pipeline.job(
@@ -175,7 +191,9 @@ def test_the_policy_that_the_judge_likes_best_is_kept(pipeline: Any) -> None:
     result = run_stage(job)
     curve = [entry.metrics["validation_watch_score"] for entry in read(job.scratch / JOURNAL)]
     assert len(curve) == 4
-    assert all(set(JOURNALLED) <= entry.metrics.keys() for entry in read(job.scratch / JOURNAL))
+    for entry in read(job.scratch / JOURNAL):
+        assert set(JOURNALLED) <= entry.metrics.keys()
+        assert {"watch_right_length", "watch_wrong_length"} & entry.metrics.keys(), "the judge is a verifier"
     best = result.metrics["validation_watch_score"]
     assert best is not None and best >= max(curve)
     iteration = int(result.metrics["best_iteration"] or 0)

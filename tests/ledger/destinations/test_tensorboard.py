@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from vantage.ledger.destinations.delivery import Delivery, Destinations, send_earlier_runs
 from vantage.ledger.destinations.tensorboard import EventFiles
@@ -71,6 +72,11 @@ def test_a_run_is_written_while_mlflow_is_away(
     assert [(step, round(value, 4)) for step, _, value in loss[3:]] == [(3, 9.25), (4, 9.2)]
     assert [(step, value) for step, _, value in points(tmp_path / "curves", "sft", "test_nll")] == [(0, 0.25)]
     assert [value for _, _, value in points(tmp_path / "curves", None, "sft.test_nll")] == [0.25]
+    files = list((tmp_path / "curves").rglob("events.*"))
+    assert len(files) == 2
+    for path in files:
+        first, *_ = EventFileLoader(str(path)).Load()
+        assert first.file_version == "brain.Event:2"
 
 
 def test_a_file_that_a_kill_has_cut_is_completed_to_the_same_bytes(
