@@ -14,7 +14,7 @@ from vantage.ledger.entries import RunEntry
 from vantage.ledger.replay import Replay
 from vantage.runs.critics import DamagedDiagnosis, _curves
 from vantage.runs.damage import damage_of
-from vantage.runs.history import RunHistory
+from vantage.runs.history import Attempt, RunHistory
 from vantage.runs.named_models import DamagedModel, model_of
 from vantage.runs.record import RunRecord
 from vantage.runs.view import Broken, Maker, Missing, NotMade, Replaced, RunView
@@ -325,6 +325,7 @@ def test_curves_and_attempts_of_a_step(stored: Stored) -> None:
         "sft": {"nll": [(1, 3000, 2.0), (2, 4000, 1.5), (3, 8500, 1.25)], "speed": [(3, 7000, 7.0)]}
     }
     assert [(each.number, each.seconds) for each in history.attempts["sft"]] == [(1, 3.0), (2, 2.5)]
+    assert Attempt(3, started=9000).seconds == 0.0, "it has measured nothing, and its end is not known"
     assert (history.openings, history.origin) == (2, {"mlflow.user": "eve"})
     assert history.published == {}
     replay = stored.view.replay

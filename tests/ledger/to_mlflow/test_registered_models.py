@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceCl
 from tests.ledger.cutting import Racing, cut_after_every_write
 from tests.ledger.small_run import VERDICT, artifact, runs_of
 from vantage.ledger.operations import Input
-from vantage.ledger.published_copies import local_folder, problems_in
+from vantage.ledger.published_copies import is_same_place, local_folder, problems_in
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.to_mlflow import registered_models
 from vantage.ledger.to_mlflow.model_description import PublishingError
@@ -355,6 +355,20 @@ def test_a_local_address_is_the_folder_from_which_mlflow_loads_it(address: str) 
 @pytest.mark.parametrize("address", ["s3://bucket/a", "mlflow-artifacts:/a", "file://[a/b"])
 def test_what_mlflow_does_not_load_from_a_folder_has_none(address: str) -> None:
     assert local_folder(address) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("/a/b", "file:///a/b", True),
+        ("/a/b", "/a/b/", True),
+        ("s3://bucket/a", "s3://bucket/a/", True),
+        ("/a/b", "/a/c", False),
+        ("s3://bucket/a", "mlflow-artifacts:/a", False),
+    ],
+)
+def test_a_place_may_be_written_in_several_ways(one: str, other: str, is_same: bool) -> None:
+    assert is_same_place(one, other) is is_same_place(other, one) is is_same
 
 
 def test_a_changed_description_of_a_copy_is_damage_and_says_nothing_of_its_kind(

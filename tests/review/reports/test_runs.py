@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,8 @@ from vantage.runs.record import RunRecord
 from vantage.runs.run import read_run, read_runs
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.records.energy import Energy
+from vantage.schemas.records.uncertainty import Uncertainty
+from vantage.storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("unsent")
 
@@ -71,6 +74,27 @@ Found = Callable[[int], tuple[Workspace, RunRecord]]
 
 def step(report: Report, name: str) -> Step:
     return next(each for each in report.steps if each.name == name)
+
+
+def test_a_metric_has_the_interval_that_its_artifact_records(
+    found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 prompts with a standard error of 0.01: 0.5 ± 0.01·t(0.975, 99), and t is 1.984217."""
+    workspace, record = found(1)
+    known = {
+        record.stages["sft"].digest: {"validation_nll": Uncertainty(n=100, rows=100, standard_error=0.01)}
+    }
+
+    def sealed(_: Store, digest: str) -> SimpleNamespace:
+        return SimpleNamespace(measured=SimpleNamespace(uncertainty=known.get(digest, {})))
+
+    monkeypatch.setattr(Store, "sealed", sealed)
+    measured = {
+        each.step: each for each in gather_report(workspace, record).measured if each.metric != "train_rows"
+    }
+    assert measured["sft"].interval == pytest.approx((0.48015783, 0.51984217), abs=1e-7)
+    assert (measured["sft"].metric, measured["sft"].value, measured["sft"].n) == ("validation_nll", 0.5, 100)
+    assert (measured["value"].interval, measured["value"].n) == (None, None)
 
 
 def test_a_complete_run(found: Found) -> None:
