@@ -100,3 +100,15 @@ def test_shapes_are_equal() -> None:
     """Tensors of unequal shapes are refused."""
     with pytest.raises(ValueError, match=r"advantages has shape \(1, 3\)"):
         token_covariances(LOGPROBS, torch.zeros(1, 3), MASK)
+    wide, mask = torch.zeros(1, 3), torch.ones(1, 2, dtype=torch.bool)
+    rates = {"low": -1.0, "high": 1.0, "share": 0.5, "generator": torch.Generator()}
+    for covariances, is_clipped, name in [
+        (wide, mask, "covariances"),
+        (torch.zeros(1, 2), torch.ones_like(wide, dtype=torch.bool), "is_clipped"),
+    ]:
+        with pytest.raises(ValueError, match=rf"{name} has shape \(1, 3\)"):
+            tokens_to_clip(covariances, mask, is_clipped, **rates)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"selected has shape \(1, 3\)"):
+        selected_kl_loss(
+            torch.zeros(1, 2), torch.zeros(1, 2), mask, wide.bool(), aggregation="token", denominator=1.0
+        )
