@@ -20,6 +20,7 @@ from vantage.review.audit.exported_signatures import exported_signature_checks, 
 from vantage.review.exports import exporting
 from vantage.review.exports.exporting import export
 from vantage.runs.named_models import DamagedModel, NamedModel, Origin
+from vantage.runs.record import REMOVED
 from vantage.runs.workspace import RunError, Workspace
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.recipe import Publication
@@ -308,6 +309,11 @@ def test_targets_are_runs_stages_and_registered_models(ended: Ended, monkeypatch
         find_target(workspace, "tiny@champion")
     with pytest.raises(RunError, match="has no artifact of policy; it has made model, data.demonstrations"):
         find_target(workspace, "latest/policy")
+    removed = record.model_copy(update={"status": REMOVED})
+    with monkeypatch.context() as patched:
+        patched.setattr("vantage.signing.targets.read_run", lambda workspace, run_id: removed)
+        with pytest.raises(RunError, match="was removed by `vantage gc`; run its recipe again"):
+            find_target(workspace, "latest/sft")
     nothing = record.model_copy(update={"stages": {}})
     with monkeypatch.context() as patched:
         patched.setattr("vantage.signing.targets.read_run", lambda workspace, run_id: nothing)
