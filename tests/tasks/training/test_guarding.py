@@ -81,6 +81,14 @@ def guard(action: str, *, over: int = 2) -> Guard:
     return Guard.model_validate({"metric": "loss", "above": 5.0, "over": over, "action": action})
 
 
+def test_a_firing_has_the_values_that_its_guard_compared(tmp_path: Path) -> None:
+    """A rise compares the newest two values with the two before them."""
+    rises = Guard.model_validate({"metric": "loss", "rises_by": 5.0, "over": 2, "action": "warn"})
+    loop(job_in(tmp_path, rises), lambda step: float([1, 2, 3, 4, 20][min(step, 4)]))
+    [firing] = read_watched(tmp_path).firings
+    assert (firing.step, firing.values) == (5, (2.0, 3.0, 4.0, 20.0))
+
+
 def test_a_warning_changes_nothing_and_is_recorded_once_for_each_time_the_curve_leaves(
     tmp_path: Path,
 ) -> None:
