@@ -23,6 +23,7 @@ ROOT = str(package_folder().parent)
         (None, True, None),
         ("/mine", True, "/mine"),
     ],
+    ids=["none", "empty", "another", "ours already", "none, installed", "another, installed"],
 )
 def test_our_folder_is_added_behind_the_users_where_it_is_needed(
     inherited: str | None, is_installed: bool, path: str | None, monkeypatch: pytest.MonkeyPatch

@@ -152,6 +152,7 @@ def test_without_the_setting_no_thread_begins(tmp_path: Path, monkeypatch: pytes
         ("s3://team/curves", "is no folder of this machine; name one"),
         (__file__, "is a file; name a folder, or unset it"),
     ],
+    ids=["a bucket", "a file"],
 )
 def test_a_place_that_cannot_be_is_refused_before_the_run(
     monkeypatch: pytest.MonkeyPatch, value: str, message: str
