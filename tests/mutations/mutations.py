@@ -6,7 +6,7 @@
     python tests/mutations/mutations.py --results FILE --shard 1/8
 
 With --results, outcomes are appended to a file as they become known, and a later call goes on after what the file
-holds; an entry counts as long as the mutation is the same. --shard tries every eighth, from the first on. --fast runs only
+holds; an entry counts as long as the mutation is the same. outcomes.jsonl beside this file is such a file. --shard tries every eighth, from the first on. --fast runs only
 the tests of ``make test``; --only-slow lists the mutations that name none of these.
 
 Each is applied to a copy of the tree, never to the tree itself, and the tests that its list names for it run there until
@@ -63,8 +63,8 @@ class Mutation:
 
     @property
     def digest(self) -> str:
-        """The sha256 of all fields, so that a mutation with another text or other tests counts as another one."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """Return the beginning of the sha256 of all fields: another text or another test makes another mutation."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load(folder: Path = LISTS) -> list[Mutation]:
@@ -283,7 +283,7 @@ def try_mutation(mutation: Mutation, options: Sequence[str], original: Path, fir
             shared.unlink()
         file.write_text(changed, encoding="utf-8")
         ran = run_tests(folder, ["-x", *options, *mutation.tests], first)
-    seconds = time.monotonic() - start
+    seconds = round(time.monotonic() - start, 1)
     match ran.code:
         case 1:
             return Tried(KILLED, seconds, ran.failed)
@@ -332,7 +332,9 @@ class Results:
             if "passed" in entry:
                 self.passed.update(entry["passed"])
             else:
-                tried = Tried(entry["outcome"], entry["seconds"], tuple(entry["tests"]), entry["told"])
+                tried = Tried(
+                    entry["outcome"], entry["seconds"], tuple(entry.get("tests", ())), entry.get("told", "")
+                )
                 self._keep(entry["name"], entry["digest"], tried)
 
     def _keep(self, name: str, digest: str, tried: Tried) -> None:
@@ -343,12 +345,14 @@ class Results:
     def add(self, mutation: Mutation, tried: Tried) -> None:
         """Record an outcome."""
         self._keep(mutation.name, mutation.digest, tried)
-        self._append({"name": mutation.name, "digest": mutation.digest, **asdict(tried)})
+        told = {name: value for name, value in asdict(tried).items() if value}
+        self._append({"name": mutation.name, "digest": mutation.digest, "seconds": 0.0, **told})
 
     def add_passed(self, tests: set[str]) -> None:
         """Record that tests pass without a mutation."""
         self.passed |= tests
-        self._append({"passed": sorted(tests)})
+        if tests:
+            self._append({"passed": sorted(tests)})
 
     def _append(self, entry: dict[str, object]) -> None:
         if self._path is not None:
@@ -362,16 +366,18 @@ def run_all(
     jobs: int,
     results: Results,
     options: Sequence[str] = (),
+    again: bool = False,
     bare: bool = False,
 ) -> int:
     """Try the mutations that have no result yet. Returns the exit code: 0 if every mutation is killed.
 
     Args:
         options: arguments of pytest that come before the tests.
+        again: try the mutations that have a result too.
         bare: the tests need no library beside pytest.
     """
     warm_up(with_libraries=not bare)
-    left = [each for each in mutations if each.digest not in results.tried]
+    left = [each for each in mutations if again or each.digest not in results.tried]
     with tempfile.TemporaryDirectory(prefix="mutations-") as temporary:
         original = Path(temporary).resolve()
         copy_tree(original)  # read once, so that later changes of the tree change nothing here
@@ -485,6 +491,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="append outcomes, and skip those it holds"
     )
+    parser.add_argument("--again", action="store_true", help="try those too that FILE holds")
     parser.add_argument(
         "--shard", default="1/1", metavar="I/N", help="try every N-th mutation, from the I-th on"
     )
@@ -509,6 +516,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs=options.jobs,
         results=results,
         options=["-m", "not slow"] if options.fast else [],
+        again=options.again,
         bare=options.bare,
     )
 

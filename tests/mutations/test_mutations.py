@@ -195,7 +195,11 @@ def test_the_script_goes_on_where_a_file_of_results_ends(script: Path, tmp_path:
         *("noticed", "not-importable", "unnoticed", "gone", "noticed")
     ], "each once"
     passed = [each["passed"] for each in entries if "passed" in each]
-    assert passed == [["tests/test_small.py::test_small"], [], []], "tried once without a mutation"
+    assert passed == [["tests/test_small.py::test_small"]], "tried once without a mutation"
+    again = run_script(script, "--results", file, "--again")
+    assert set(outcomes(again)) == {
+        f"small/code/{name}" for name in ("noticed", "not-importable", "unnoticed", "gone")
+    }
 
 
 @pytest.mark.slow
