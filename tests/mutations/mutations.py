@@ -130,18 +130,19 @@ def copy_tree(target: Path) -> None:
 
 
 LIBRARIES = (
-    *(
-        "datasets",
-        "hypothesis",
-        "mlflow",
-        "moto.server",
-        "pandera.pyarrow",
-        "prefect",
-        "pyarrow.parquet",
-        "pydantic",
-    ),
-    *("safetensors.torch", "scipy.stats", "transformers"),
+    "datasets",
+    "hypothesis",
+    "mlflow",
+    "moto.server",
+    "pandera.pyarrow",
+    "prefect",
+    "pyarrow.parquet",
+    "pydantic",
+    "safetensors.torch",
+    "scipy.stats",
+    "transformers",
 )
+"""What tests load, beside our own modules."""
 
 
 def warm_up(*, with_libraries: bool) -> None:
