@@ -19,6 +19,7 @@ The test that killed a mutation of this name in FILE runs first, and slow tests 
 
 import argparse
 import ast
+import bisect
 import fnmatch
 import hashlib
 import importlib
@@ -100,15 +101,50 @@ def mutated(mutation: Mutation, root: Path = ROOT) -> str:
     count = text.count(mutation.old)
     if count != 1:
         raise ValueError(f"{mutation.name}: its text stands {count} times in {mutation.file}, not once")
-    changed = text.replace(mutation.old, mutation.new)
-    if ast.dump(ast.parse(changed)) == _dumped(text):
+    first, last = _statements(text, mutation.old)
+    part = "".join(text.splitlines(keepends=True)[first:last])
+    changed = part.replace(mutation.old, mutation.new)
+    if _is_same(ast.parse(changed), _parsed(part)):
         raise ValueError(f"{mutation.name}: the code of {mutation.file} is the same with it")
-    return changed
+    return text.replace(mutation.old, mutation.new)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Return whether two syntax trees are equal, wherever their nodes stand; ``ast.dump`` takes ten times as long."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, ast.AST):
+        return all(
+            _is_same(getattr(one, name, None), getattr(other, name, None)) for name in type(one)._fields
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one == other
+
+
+def _statements(text: str, old: str) -> tuple[int, int]:
+    """Return the range of lines of the module's own statements that a part of its text belongs to: much less to parse."""
+    begin = text.index(old)
+    first, last = (text.count("\n", 0, place) for place in (begin, begin + len(old) - 1))
+    starts = _starts(text)
+    number = bisect.bisect_right(starts, first) - 1
+    after = bisect.bisect_right(starts, last)
+    return starts[max(number, 0)], starts[after] if after < len(starts) else text.count("\n") + 1
 
 
 @cache
-def _dumped(text: str) -> str:
-    return ast.dump(ast.parse(text))
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@cache
+def _starts(text: str) -> list[int]:
+    """Return the line at which each statement of a module begins, from 0; the first one begins with the file."""
+    starts = [
+        min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))]) - 1
+        for node in ast.parse(text).body
+    ]
+    return [0, *starts[1:]]
 
 
 def copy_tree(target: Path) -> None:

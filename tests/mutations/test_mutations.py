@@ -112,12 +112,39 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
-    [("no such text", "", "0 times"), ("import", "", "times"), ("# a comment\n", "# another\n", "the same")],
+    [
+        ("no such text", "", "0 times"),
+        ("import", "", "times"),
+        ("# a comment\n", "# another\n", "the same"),
+        ("x = 1", "x = (\n        1)", "the same"),
+        ("x = 1\n\n@d", "x = 1\n@d", "the same"),
+    ],
 )
 def test_one_that_does_not_apply_is_refused(old: str, new: str, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text("# a comment\nimport a\nimport b\n")
+    (tmp_path / "code.py").write_text(
+        "# a comment\nimport a\nimport b\ndef f():\n    x = 1\n\n@d\ndef g(): ...\n"
+    )
     with pytest.raises(ValueError, match=reason):
         mutated(Mutation("list/name", "code.py", old, new, ()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("import a", "import c"),
+        ("x = 1", "x = 2"),
+        ("x = 1", "x = 1.0"),
+        ("x = 1", "x = True"),
+        ("x = 1\n\n@d", "x = 1\n\n@e"),
+        ("@d\n", ""),
+        ("...", "pass"),
+        ("g(): ...", "g(): ...\ny = 2"),
+    ],
+)
+def test_one_that_changes_code_applies(old: str, new: str, tmp_path: Path) -> None:
+    text = "# a comment\nimport a\nimport b\ndef f():\n    x = 1\n\n@d\ndef g(): ..."
+    (tmp_path / "code.py").write_text(text)
+    assert mutated(Mutation("list/name", "code.py", old, new, ()), tmp_path) == text.replace(old, new)
 
 
 def test_names_are_chosen_by_patterns() -> None:
