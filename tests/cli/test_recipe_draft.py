@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from vantage.cli import init, room
+from vantage.cli.data_columns import find_columns
 from vantage.cli.recipe_draft import DataDraft, Draft, Reward, recipe_text
 
 DATA = {name: DataDraft(f"{name}.jsonl", name) for name in ("demonstrations", "preferences", "prompts")}  # type: ignore[arg-type]
@@ -221,9 +222,11 @@ def test_one_answer_without_the_mark_is_enough_for_exact_match(tmp_path: Path) -
         assert own_verifier is own
 
 
-def test_a_large_file_with_a_bad_row_at_its_beginning_is_still_large(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", ['{"prompt": {"a": 1}, "chosen": "a", "rejected": "b"}', "[]"])
+def test_a_large_file_with_a_bad_row_at_its_beginning_is_still_large(bad: str, tmp_path: Path) -> None:
     row = '{"prompt": "a?", "chosen": "a", "rejected": "b"}\n'
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": null}\n' + row * 1500)
+    (tmp_path / "pairs.jsonl").write_text(f"{bad}\n{row * 1500}")
+    assert len(find_columns(tmp_path / "pairs.jsonl", "preferences").rows) == 999
     asked = given(preferences=str(tmp_path / "pairs.jsonl"), gpus=0)
     draft, _ = init._draft(asked, tmp_path / "recipe.yaml", None)
     assert draft.data["preferences"].held_out == 0.05
