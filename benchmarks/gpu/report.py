@@ -115,7 +115,7 @@ def graphs_line(counts: PassCounts, plain: Timed | None, *, sampling: Row) -> st
 
 
 def heading(size: str, rollout: Rollout, fit: Fit, facts: Facts, *, precision: str) -> str:
-    """Return a line that says what was measured and on which device."""
+    """Return the heading of a report: model, precision, device with its peak rates, and size of the rollout."""
     peak = "" if facts.peak is None else f", data sheet {_rates_line(facts.peak)}"
     return (
         f"{size}, {precision}, {facts.name} (measured {_rates_line(facts.measured)}{peak}): {rollout.prompts} × {rollout.samples} "

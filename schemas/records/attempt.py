@@ -85,7 +85,7 @@ class AttemptRequest(Frozen):
     microbatch_size: int | None = Field(None, exclude_if=is_unset)
     """Number of rows that replaces the work's, in a run that an earlier version began; None: the work's."""
     resources: Resources = Resources()
-    """What the computation needs from its machine, and its time limit."""
+    """Resources of the machine that the computation needs, and its time limit."""
     extends: Shorter | None = Field(None, exclude_if=is_unset)
     """The shorter stage from which the attempt goes on, whose artifact and training state are among the inputs; None:
     it starts anew."""

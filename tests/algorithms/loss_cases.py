@@ -100,7 +100,7 @@ def random_batch(seed: int, num_rows: int = 6) -> Batch:
 
 
 class Result(Protocol):
-    """What every loss returns: a 0-d tensor, and metrics that differ from loss to loss."""
+    """The common part of the results of all losses: a 0-d tensor. The metrics differ from loss to loss."""
 
     @property
     def loss(self) -> Tensor: ...

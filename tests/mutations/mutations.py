@@ -178,7 +178,7 @@ LIBRARIES = (
     "scipy.stats",
     "transformers",
 )
-"""What tests load, beside our own modules."""
+"""Libraries that many tests load."""
 
 
 def warm_up(*, with_libraries: bool) -> None:

@@ -57,7 +57,7 @@ GPT: dict[str, Any] = {
     "n_head": 2,
 }
 BYTES = chat_tokenizer()
-"""Tokenizer for Qwen2, to whose models transformers gives a byte-level tokenizer whatever their folder says."""
+"""Byte-level tokenizer for Qwen2: transformers gives its models such a tokenizer, whatever their folder contains."""
 FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(

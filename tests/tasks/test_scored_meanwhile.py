@@ -122,7 +122,7 @@ def test_it_has_the_first_batch_before_the_second_is_sampled(
     job, asked = job_in(tmp_path, pipeline), tmp_path / "asked.txt"
     sample, sample_batch = sampling.sample, sampling._sample_batch
     of_calls: list[list[int]] = []
-    """For each call of the sampler, how many cases had been asked about before each of its batches."""
+    """Numbers of cases that had been asked about before each batch, one list for each call of the sampler."""
 
     def told(*args: Any, **named: Any) -> Any:
         of_calls.append([])

@@ -74,7 +74,7 @@ EDITS: dict[str, tuple[str, Edit, str]] = {
     "an input's step": ("open_stage", put("inputs", "data", "stage", value="data.other"), "input data was recorded in two ways"),
     "a verdict": ("record_verdicts", lambda line: line["verdicts"][0].update(passed=True), "its gates were judged in two ways"),
 }  # fmt: skip
-"""What changes → the operation, the change of its first line about SFT, and a part of the finding."""
+"""Name of a change → the operation, the change of its first line about SFT, and a part of the finding."""
 
 
 def test_an_untouched_run_that_was_resumed_twice_agrees(place: Place) -> None:

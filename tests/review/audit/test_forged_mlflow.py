@@ -77,7 +77,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     one_of_two_examples: ("policy: copy fake/1", "are not one text, as it was published"),
     weights_of_the_reward_model: ("reward: copy fake-reward/1", "model: model.safetensors: sha256 is"),
 }
-"""What somebody does → where the audit of the run finds it, and what it says."""
+"""A change by hand → the check of the run's audit that finds it, and a part of the finding."""
 
 
 @pytest.mark.parametrize("tamper", CASES, ids=lambda tamper: tamper.__name__)

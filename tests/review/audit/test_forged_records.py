@@ -143,7 +143,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     ),
     alias_by_an_operation_that_was_never_sent: ("policy: alias fake@production", "no run moved it there"),
 }
-"""What somebody does → where the audit of the run finds it, and what it says."""
+"""A change by hand → the check of the run's audit that finds it, and a part of the finding."""
 
 
 @pytest.mark.parametrize("tamper", CASES, ids=lambda tamper: tamper.__name__)

@@ -136,7 +136,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     two_lines_swapped: ("run ", "a line was changed, swapped, added or taken out"),
     reason_of_the_same_length: ("run ", "a line was changed, swapped, added or taken out"),
 }  # fmt: skip
-"""What somebody does → where the audit of the run finds it, and what it says."""
+"""A change by hand → the check of the run's audit that finds it, and a part of the finding."""
 
 
 @pytest.mark.parametrize("tamper", CASES, ids=lambda tamper: tamper.__name__)

@@ -672,7 +672,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     version_tag: ("policy: version fake-strict/1", "which no run sent"),
     version_digest: ("sft: version fake/1", "that of its logged model is"),
 }
-"""What somebody does → where the audit of the run finds it, and what it says."""
+"""A change by hand → the check of the run's audit that finds it, and a part of the finding."""
 
 
 @pytest.mark.parametrize("tamper", CASES, ids=lambda tamper: tamper.__name__)

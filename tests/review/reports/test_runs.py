@@ -79,7 +79,7 @@ def step(report: Report, name: str) -> Step:
 def test_a_metric_has_the_interval_that_its_artifact_records(
     found: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100 prompts with a standard error of 0.01: 0.5 ± 0.01·t(0.975, 99), and t is 1.984217."""
+    """The interval of 100 prompts with a standard error of 0.01 is 0.5 ± 0.01·t(0.975, 99), where t is 1.984217."""
     workspace, record = found(1)
     known = {
         record.stages["sft"].digest: {"validation_nll": Uncertainty(n=100, rows=100, standard_error=0.01)}

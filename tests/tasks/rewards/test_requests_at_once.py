@@ -1,4 +1,4 @@
-"""Of several requests, an error ends those that wait to be sent again, and not those that a server answers now."""
+"""An error of one request ends the requests that wait to be sent again. Requests under way are still answered."""
 
 import asyncio
 from typing import Any, cast

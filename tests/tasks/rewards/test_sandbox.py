@@ -271,7 +271,7 @@ print("sent")
 
 @OWNERS
 def test_no_file_sends_a_signal_to_another_process(owned: str) -> None:
-    """Without isolation any process of the user could get the signal; the one started here stands for them."""
+    """Without isolation any process of the user could get the signal; the test starts one such process."""
     other = subprocess.Popen(["sleep", "600"], process_group=0)
     try:
         assert outcome_of_owning(owned, other.pid, isolated=False) == FAILED
