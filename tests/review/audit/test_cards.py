@@ -13,6 +13,7 @@ from tests.review.audit.tampering import Case, edit_json, found
 from tests.review.audit.test_decisions import Place
 from vantage.cli.export import _entry_of, _maker_of
 from vantage.ledger import model_card
+from vantage.ledger.outbox import BEFORE
 from vantage.review.audit import card_texts
 from vantage.review.exports.exporting import export
 from vantage.runs.approving import answer
@@ -318,3 +319,21 @@ def test_an_interval_before_a_link_is_no_part_of_it() -> None:
     derived = f"{interval}\n\n| model | builtin:nano |"
     assert card_texts.compare_cards(found, derived).outcome == "ok"
     assert card_texts.compare_cards(found.replace("0.6", "0.7"), derived).outcome != "ok"
+
+
+def test_no_card_is_missed_where_an_earlier_version_of_vantage_wrote_none(case: Case) -> None:
+    """Its outbox has no sums of the lines before a line."""
+    outbox = case.workspace.folder(case.record.run_id) / "ledger" / "outbox.jsonl"
+    lines = [json.loads(line) for line in outbox.read_bytes().splitlines()]
+    for line in lines:
+        del line[BEFORE]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    outbox.write_bytes(data)
+    sent = outbox.with_name("sent.json")
+    sent.write_text(json.dumps(dict.fromkeys(json.loads(sent.read_bytes()), len(data))))
+    case.sql("UPDATE model_versions SET description = NULL WHERE name = 'fake'")
+    report = case.audit("fake@champion")
+    assert (found(report), found(report, "unchecked")) == ([], [])
+    subjects = {check.subject for check in cards(report)}
+    assert "card of version fake/1" not in subjects
+    assert "card of version fake-reward/1" in subjects, "what is there is compared"
