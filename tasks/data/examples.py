@@ -390,7 +390,7 @@ def read_rankings(folder: Path, split: str, codec: Codec, *, half: int | None = 
         encoded = encode_rows(rows, ["responses"], codec)
         num_alike = 0
         for row, ids, sides in zip(encoded.rows, encoded.prompt_ids, encoded.response_ids, strict=True):
-            of_prompt, places, is_alike = _ranked([side for side, _ in sides], _places(row["ranks"]))
+            of_prompt, places, is_alike = _ranked([side for side, _ in sides], row["ranks"])
             num_alike += is_alike
             if len(set(places)) > 1:
                 prompts.extend([ids])
@@ -413,9 +413,9 @@ def read_rankings(folder: Path, split: str, codec: Codec, *, half: int | None = 
     )
 
 
-def _ranked(responses: list[list[int]], ranks: list[int]) -> tuple[list[list[int]], list[int], bool]:
-    """Return the responses and ranks without those that equal a better-ranked response, and whether there were such."""
-    best: dict[tuple[int, ...], int] = {}
+def _ranked(responses: list[list[int]], ranks: Sequence[float]) -> tuple[list[list[int]], list[int], bool]:
+    """Return the responses without those that equal a better-ranked one, their places, and whether there were such."""
+    best: dict[tuple[int, ...], float] = {}
     for response, rank in zip(responses, ranks, strict=True):
         best[tuple(response)] = min(rank, best.get(tuple(response), rank))
     kept = [i for i, response in enumerate(responses) if ranks[i] == best[tuple(response)]]
