@@ -106,3 +106,16 @@ def test_certificates_that_can_be_read_are_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
     check_proxies(elsewhere=True)
     assert os.environ["SSL_CERT_FILE"] == certifi.where()
+
+
+@pytest.mark.parametrize(("name", "value"), UNUSABLE)
+def test_readable_certificates_are_kept_where_the_proxy_is_unusable(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=rf"^{name}="):
+        check_proxies(elsewhere=True)
+    check_proxies(elsewhere=False)
+    assert os.environ["SSL_CERT_FILE"] == certifi.where()
+    assert name not in os.environ
