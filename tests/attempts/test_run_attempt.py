@@ -363,6 +363,9 @@ def test_what_a_stage_left_is_in_the_outcome_of_who_reuses_it_until_it_is_report
     assert made.firings == reused.firings == FIRINGS
     assert made.samples == reused.samples == samples
     assert reused.unreported
+    another = asked.model_copy(update={"run_id": "0002-another"})
+    taken = run_attempt(another, storage=workspace.storage, launcher=launcher)
+    assert (taken.status, taken.unreported) == ("reused", False), "the run that made it reports it"
     workspace.storage.discard_scratch(asked.stage_key)
     later = run_attempt(asked, storage=workspace.storage, launcher=launcher)
     assert (later.status, later.firings, later.samples, later.unreported) == ("reused", FIRINGS, (), False)
