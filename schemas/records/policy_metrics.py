@@ -23,8 +23,8 @@ POLICY_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "score_mean_TERM", "1",
-        "The same of one term of the reward, unclipped and unweighted; TERM is its model or verifier, or VERIFIER.NAME for each "
-        "score of a verifier that returns several.",
+        "The same of one term of the reward, unclipped and unweighted. TERM is the term's model, verifier or `name` (`judge`, `http`), or "
+        "`length_KIND`; of a term with several named scores it is TERM.NAME for each.",
     ),
     *(
         Metric(
