@@ -1,7 +1,8 @@
 """``builtin:math_verify``: is the response equal to the answer as an expression? The library math-verify decides.
 
-math-verify reads LaTeX between ``$``, in ``\\boxed{…}`` and the like, and plain numbers. Of several answers it takes boxed ones
-first, and then the last; boxes with little between them (``\\boxed{3} and \\boxed{4}``) are one set. An answer without delimiters
+math-verify reads LaTeX between ``$``, in ``\\boxed{…}`` and the like, and plain numbers. Of several answers it takes the last box;
+without a box, what follows the word ``answer``; else the last. Boxes less than 70 characters apart with a comma, a semicolon, ``and`` or
+``or`` between them (``\\boxed{3} and \\boxed{4}``) are one set. An answer without delimiters
 (``x^2+1``) is read as LaTeX, and words in it as products of their letters. The library gives up on an expression after ``SECONDS``; the
 response is wrong then, as is one that it cannot read.
 

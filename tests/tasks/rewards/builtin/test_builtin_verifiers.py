@@ -94,6 +94,13 @@ MATHS: Cases = [
     ("3, no, 4", "4", True),
     (r"\boxed{3} and \boxed{4}", "4", False),  # boxes side by side are a set
     (r"\boxed{3} and \boxed{4}", r"$\{3, 4\}$", True),
+    (r"\boxed{3}. After more thought, it is \boxed{4}", "4", False),  # a comma between them is enough
+    (r"\boxed{3}. After more thought it is \boxed{4}", "4", True),
+    (r"\boxed{3}, " + 70 * "x" + r" \boxed{4}", "4", True),
+    (r"\boxed{3}, then $4$", "3", True),
+    ("the answer is 3. No, 4", "3", True),
+    ("the answer is 3. No, 4", "4", False),
+    ("x₁", "x_1", False),  # no LaTeX
     ("１２", "12", True),
     ("٤٢", "42", True),
     ("−3", "-3", True),
