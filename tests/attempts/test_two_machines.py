@@ -27,6 +27,8 @@ from vantage.storage.bucket import open_bucket
 from vantage.storage.object_storage import ObjectStorage
 from vantage.tasks.training.scratch import JOURNAL
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import runpy, sys

@@ -93,6 +93,7 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_both_samplers_give_the_drawn_lengths(counting: Path) -> None:
     ragged = WORKLOADS["sampling-ragged"]
     lengths, rows = draw_lengths(ragged, 40), make_rows(ragged, (), 40)

@@ -280,6 +280,7 @@ def test_mlflows_copy_is_exported_as_the_run_itself_is(
     assert sha256(tmp_path / "copy" / "generation_config.json") == sha256(policy / "generation_config.json")
 
 
+@pytest.mark.slow
 def test_an_audit_agrees_with_an_exported_folder_until_something_is_changed(
     small_chat_run: Workspace, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +344,7 @@ def test_a_damaged_file_is_found_while_it_is_copied_and_leaves_nothing_behind(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("model_threads")
 def test_from_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of a workspace in a bucket is exported with the weights that it was imported with."""
@@ -357,6 +359,7 @@ def test_from_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert torch.equal(weight, base[name])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("model_threads")
 def test_adapters_are_merged_into_the_model_beneath_them(
     tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch

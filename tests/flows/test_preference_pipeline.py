@@ -18,7 +18,7 @@ from vantage.schemas.records.attempt import RUN_STAGE
 from vantage.schemas.records.metrics import headline_metric_names
 from vantage.tasks.data.rows import read_rows
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 RECIPE = """\
 recipe: pairs

@@ -11,6 +11,8 @@ from vantage.recipes import gsm8k_verifier, sentiment_verifier
 from vantage.tasks.data import arithmetic
 from vantage.tasks.rewards.exact_match import exact_match
 
+pytestmark = pytest.mark.slow
+
 Judge = Callable[[str], object]
 
 PROBLEM = next(arithmetic.demonstrations(seed=0, count=1))["prompt"]

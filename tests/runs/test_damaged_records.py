@@ -8,6 +8,8 @@ import pytest
 from tests.runs.damaged_records import Finished, finished_run, trial
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 INPUTS, FEWER = 60, 20
 UNIMPORTANT = {"sent.json", "movements", "progress", "judges' answers", "saved dataset", "description"}
 """Records whose damage is left out, done again, or is a finding of the audit."""

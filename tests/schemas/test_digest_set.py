@@ -3,6 +3,7 @@
 import hashlib
 import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -19,6 +20,7 @@ def test_it_says_of_each_digest_what_a_set_says(digests: list[bytes]) -> None:
     assert len(found) == len(expected)
 
 
+@pytest.mark.slow
 def test_a_digest_of_16_bytes_takes_less_than_24() -> None:
     tracemalloc.start()
     try:

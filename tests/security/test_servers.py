@@ -143,6 +143,7 @@ def test_our_own_prefect_server_takes_no_setting_that_opens_it(
     assert started["umask"] == 0o077
 
 
+@pytest.mark.slow
 def test_mlflows_dangerous_switches_are_off_whatever_the_environment_says() -> None:
     code = (
         "from vantage.ledger.tracking import set_up_client; set_up_client()\n"

@@ -322,6 +322,7 @@ def test_children_are_forked_until_the_last_has_left(server: ForkServer, flows: 
     assert subprocess.Popen is fork_server._popen
 
 
+@pytest.mark.slow
 def test_without_its_server_a_process_starts_others_as_ever(folder: Path) -> None:
     server = ForkServer()
     words = ["-c", "import psutil; print(psutil.Process().cmdline()[2])"]

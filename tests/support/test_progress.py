@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.progress import LINES, MANY, progress_line
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 CONFTEST = """

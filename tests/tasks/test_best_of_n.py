@@ -172,6 +172,7 @@ def test_it_learns_what_the_reward_asks_for(
     assert all(entry.metrics["best_score_mean"] >= entry.metrics["score_mean"] for entry in entries)
 
 
+@pytest.mark.slow
 def test_the_policy_that_scores_best_on_validation_prompts_is_the_artifact(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

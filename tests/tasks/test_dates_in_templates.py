@@ -18,6 +18,8 @@ from vantage.schemas.kinds import STAGES
 from vantage.storage.sealed_folders import seal
 from vantage.tasks.stages import run_stage
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = "{{ strftime_now('%m%d%H') }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 """A template of six characters of the date, and then the texts."""
 ZONES = {"Pacific/Kiritimati": 1_950_000_000, "Pacific/Pago_Pago": 1_730_000_000}

@@ -21,6 +21,8 @@ from vantage.schemas.records.model_files import ModelFiles
 from vantage.tasks import best_of_n, dpo
 from vantage.tasks.data.examples import codec_of, read_completions
 
+pytestmark = pytest.mark.slow
+
 STAGES = {"dpo": (dpo, test_dpo), "best_of_n": (best_of_n, test_best_of_n)}
 LORA = Lora(rank=4, alpha=8.0)
 

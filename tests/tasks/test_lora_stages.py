@@ -79,6 +79,7 @@ def test_an_evaluation_compares_adapters_on_one_base(lora_pipeline: Any) -> None
     assert 0 <= metrics["accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_policy_reference_critic_and_reward_model_cost_little_more_than_one_model(
     lora_pipeline: Any, pipeline: Any
 ) -> None:

@@ -14,6 +14,8 @@ from vantage.tasks.training import cuts
 from vantage.tasks.training.progress import read_progress
 from vantage.tasks.training.scratch import JOURNAL, PROGRESS
 
+pytestmark = pytest.mark.slow
+
 SHORTER = {"iterations": 1, "validation_samples": 4}
 
 

@@ -17,6 +17,8 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training import offloading, optimization
 
+pytestmark = pytest.mark.slow
+
 Job = Callable[[Any, Path], StageJob]
 
 

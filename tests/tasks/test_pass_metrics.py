@@ -24,6 +24,8 @@ from vantage.tasks.training.cuts import READ_AGAIN
 from vantage.tasks.training.scratch import JOURNAL
 from vantage.tasks.updates import policy_update
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("shares_prompts", [False, True])
 def test_an_iteration_reads_each_response_no_oftener_than_it_has_to(

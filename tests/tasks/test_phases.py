@@ -13,6 +13,8 @@ from vantage.tasks.stages import run_stage
 from vantage.tasks.training import progress
 from vantage.tasks.training.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 Told = list[tuple[int, str, int, int, str]]
 Contents = Callable[[Path], dict[str, bytes]]
 

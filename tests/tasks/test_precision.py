@@ -13,6 +13,8 @@ from vantage.schemas.records.job import StageResult
 from vantage.schemas.records.stage_key import dumped
 from vantage.tasks.stages import run_stage
 
+pytestmark = pytest.mark.slow
+
 MEASURE = ("evaluation", "pairs")
 
 

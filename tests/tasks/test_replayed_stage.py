@@ -16,6 +16,8 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
+pytestmark = pytest.mark.slow
+
 
 def job_in(folder: Path, pipeline: Any) -> StageJob:
     folder.mkdir(exist_ok=True)

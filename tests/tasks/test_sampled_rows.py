@@ -14,6 +14,8 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.rollout.engine import LocalEngine
 from vantage.tasks.stages import run_stage
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("collected", "value", "policy", "evaluation", "best_of_n", "pairs")
 
 

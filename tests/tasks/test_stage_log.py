@@ -35,6 +35,7 @@ def test_sft_tells_its_data_its_model_its_steps_and_its_numbers(
     assert told[-1].startswith("made ")
 
 
+@pytest.mark.slow
 def test_a_resumed_policy_tells_where_it_goes_on_and_what_it_keeps(
     pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
+pytestmark = pytest.mark.slow
+
 STOP = ("?", "3+", "0")
 TRAINING = {
     "learning_rate": 0.02,

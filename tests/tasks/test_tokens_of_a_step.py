@@ -12,6 +12,8 @@ from vantage.tasks.rollout.rollouts import Rollout
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.step_metrics import Speed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -15,6 +15,8 @@ from vantage.schemas.records.job import StageJob
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.scratch import JOURNAL
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def other(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:

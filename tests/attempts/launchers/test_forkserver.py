@@ -31,6 +31,7 @@ os._exit(0)  # not through the fork server's own exit, which ends its process gr
 """
 
 
+@pytest.mark.slow
 def test_everything_is_preloaded_but_what_no_stage_uses_and_that_can_still_be_imported() -> None:
     probed = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120)
     assert probed.returncode == 0, probed.stderr

@@ -86,6 +86,7 @@ def test_every_column_of_the_installed_version_is_documented() -> None:
     assert set(documented().values()) == EXIT_CODES.keys()
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_other_tables_empty(case: Case) -> None:
     written = {column.partition(".")[0] for column in documented()}
     with closing(sqlite3.connect(case.workspace.root / "mlflow.db")) as connection:
@@ -96,6 +97,7 @@ def test_a_run_leaves_the_other_tables_empty(case: Case) -> None:
     assert filled - OF_THE_SERVER == written
 
 
+@pytest.mark.slow
 def test_columns_that_are_not_compared_change_nothing(short_case: Case) -> None:
     """All such columns are changed at once, because an audit of each alone would end with 0 as well."""
     columns = [each for each, outcome in documented().items() if outcome == "not compared"]

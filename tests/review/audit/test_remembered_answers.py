@@ -3,9 +3,13 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.review.audit.remembered_answers import LOGGED, REGISTERED, content_of
 from tests.review.audit.tampering import Case
 from tests.review.audit.test_mlflow_columns import change, documented
+
+pytestmark = pytest.mark.slow
 
 
 def test_another_value_in_any_column_is_another_content(short_case: Case, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from vantage.ledger.run_ledger import Ledger
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Case, Path]]:

@@ -16,6 +16,8 @@ from vantage.runs.run import read_run
 from vantage.runs.view import RunView
 from vantage.runs.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:

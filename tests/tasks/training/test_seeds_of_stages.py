@@ -12,6 +12,8 @@ from vantage.tasks.rollout import engine
 from vantage.tasks.stages import run_stage
 from vantage.tasks.training.seeds import derive_seed, stage_seed
 
+pytestmark = pytest.mark.slow
+
 TASKS = Path(__file__).parents[3] / "tasks"
 
 
