@@ -118,19 +118,33 @@ def _refused_settings(error: Exception) -> str | None:
     kind, title = type(error).__name__, str(getattr(error, "title", ""))
     if kind == "SettingsError":  # a value is not JSON but must be
         field = re.search(r'field "(\w+)"', str(error))
-        faults = {field[1]: "it is no valid value"} if field else {}
+        faults = [(field[1], None, "it is no valid value")] if field else []
     elif kind == "ValidationError" and title.endswith("Settings"):
         refused = error.errors()  # type: ignore[attr-defined]
-        faults = {str(each["loc"][-1]): str(each["msg"]) for each in refused if each.get("loc")}
+        faults = [
+            (str(each["loc"][-1]), each.get("input"), str(each["msg"])) for each in refused if each.get("loc")
+        ]
     else:
         return None
     found = [
         f"{name}={safe_text(value)!r}: {safe_text(reason)}"
-        for field_name, reason in faults.items()
-        for name, value in os.environ.items()
-        if name.startswith("PREFECT_") and name.lower().endswith(f"_{field_name.lower()}")
+        for field_name, refused_value, reason in faults
+        for name, value in _variables_of(field_name, refused_value).items()
     ]
     return f"Prefect refuses {'; '.join(found)}; correct or unset it" if found else None
+
+
+def _variables_of(field: str, refused: object) -> dict[str, str]:
+    """Return the variables of Prefect that end in the name of a field: those with the refused value, or all if none has it."""
+    named = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("PREFECT_") and name.lower().endswith(f"_{field.lower()}")
+    }
+    same = {
+        name: value for name, value in named.items() if value.strip().casefold() == str(refused).casefold()
+    }
+    return same or named
 
 
 def _code_of(error: Exception) -> ExitCode:
