@@ -162,14 +162,18 @@ def _truncation_counted_twice(recipe: Recipe, name: str, stage: PolicyOptimizati
 def _uncentred_threshold(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
     if not stage.algorithm.positive_nll_coef or stage.algorithm.positive_verifier is not None:
         return
-    for term in recipe.rewards[stage.reward].terms:
-        model = recipe.stages.get(term.stage or "")
-        if isinstance(model, RewardModelling) and model.centre_on is None:
-            yield (
-                f"stages.{name}.algorithm.positive_threshold: {stage.algorithm.positive_threshold:g} is compared "
-                f"with scores of '{term.stage}', whose zero means nothing (Bradley-Terry fixes differences only); "
-                f"set stages.{term.stage}.centre_on"
-            )
+    named = [term.stage for term in recipe.rewards[stage.reward].terms if term.stage is not None]
+    uncentred = [
+        model.member.of if model.member else each  # the recipe writes all members as one stage
+        for each in named
+        if isinstance(model := recipe.stages.get(each), RewardModelling) and model.centre_on is None
+    ]
+    for written in dict.fromkeys(uncentred):
+        yield (
+            f"stages.{name}.algorithm.positive_threshold: {stage.algorithm.positive_threshold:g} is compared "
+            f"with scores of '{written}', whose zero means nothing (Bradley-Terry fixes differences only); "
+            f"set stages.{written}.centre_on"
+        )
 
 
 def _unclipped_ratio(name: str, stage: PolicyOptimization) -> Iterator[str]:

@@ -254,6 +254,23 @@ def test_a_threshold_on_scores_without_a_zero(plain: dict[str, Any]) -> None:
     assert warned(plain) == []
 
 
+def test_members_without_a_zero_are_warned_of_once_as_the_stage_that_the_recipe_writes(
+    plain: dict[str, Any],
+) -> None:
+    plain["stages"]["policy"]["algorithm"] = "vapo"
+    member = plain["stages"].pop("reward") | {"centre_on": None}
+    members = {f"reward_{each}": {**member, "member": {"of": "reward", "number": each}} for each in (1, 2)}
+    plain["stages"] = {"sft": plain["stages"].pop("sft"), **members, **plain["stages"]}
+    plain["stages"]["value"]["init"] = "sft"
+    plain["rewards"]["main"] = {
+        "terms": [{"model": each} for each in members],
+        "ensemble": {"combine": "min"},
+    }
+    (found,) = warned(plain)
+    assert "with scores of 'reward'" in found
+    assert found.endswith("set stages.reward.centre_on")
+
+
 def test_a_verifiers_scores_have_a_zero(plain: dict[str, Any]) -> None:
     plain["stages"]["policy"]["algorithm"] = "vapo"
     plain["rewards"]["main"]["terms"] = [{"verifier": "arithmetic", "wrong": -1.0}]
