@@ -57,7 +57,7 @@ class RewardModelling(Training):
 
     kind: Literal["reward_model"]
     init: Name
-    """The policy whose trunk training starts from: a stage, or ``model``."""
+    """The policy whose trunk training starts from: a stage, ``model``, or another of ``models``."""
     data: Name | None = None
     """Preference pairs: a dataset, or a ``preference_collection`` stage."""
     rankings: Name | None = None
