@@ -43,7 +43,7 @@ class Watch(Frozen):
     """A verifier, another reward than the one that trains the policy, or a model that compares the policy's responses with those of
     the policy that the stage started from."""
     every: Count = 5
-    """Iterations between two measurements. Each measurement validates too."""
+    """Iterations between two measurements. Each measurement validates too, and each validation (``validate_every``) is a measurement."""
     prompts: Annotated[WatchPrompts | None, BeforeValidator(_read_prompts)] = Field(None, exclude_if=is_unset)
     """The prompts that are answered: a dataset, or a mapping of ``data``, ``split`` and ``samples``. None: those that validate the
     stage, whose responses are judged too."""
@@ -51,7 +51,7 @@ class Watch(Frozen):
     """Action when the judge's score falls in this way; the actions are those of ``guards``."""
 
     def measured_beside(self, validate_every: int) -> tuple[int, int]:
-        """Return the intervals, in iterations, of measurements: by the reward alone, and by the judge too."""
+        """Return the intervals, in iterations, at which reward and judge measure the policy: at every multiple of either."""
         return validate_every, self.every
 
 
