@@ -38,6 +38,15 @@ FORGETS_ALL = CHATML.replace(
     "{{ message['content'] }}",
     "{{ message['content'].split('</think>')[-1] | trim if message.role == 'assistant' else message['content'] }}",
 )
+OPENS_AND_FORGETS = FORGETS_ALL.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+"""A template whose prompts open a thought that it removes from all turns."""
+TURN_OF_ITS_OWN = (
+    "{% for m in messages %}"
+    "{% if m.reasoning_content %}<|im_start|>assistant\nthinking: {{ m.reasoning_content }}<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template that writes the reasoning as a turn of its own, which ends like every turn."""
 END = "<|im_end|>"
 THOUGHT = "<think>\nIs it even? Yes.\n</think>\n\nTwo."
 
@@ -106,6 +115,25 @@ def test_what_the_prompt_has_opened_is_not_written_again(byte_tokenizer: PreTrai
     assert found[1] == "Is it even? Yes.\n</think>\n\nTwo.<|im_end|>"
 
 
+@pytest.mark.parametrize("response", [THOUGHT, THOUGHT.replace("<think>\n", "<think>")])
+def test_a_thought_that_the_prompt_has_opened_is_learnt_where_the_template_removes_it_later(
+    byte_tokenizer: PreTrainedTokenizerBase, response: str
+) -> None:
+    byte_tokenizer.chat_template = OPENS_AND_FORGETS
+    found = tokens(byte_tokenizer, "1+1?", said(response))
+    assert not isinstance(found, UnrenderedRow), found
+    assert found[1] == "Is it even? Yes.\n</think>\n\nTwo." + END
+
+
+def test_a_response_ends_with_its_last_turn(byte_tokenizer: PreTrainedTokenizerBase) -> None:
+    byte_tokenizer.chat_template = TURN_OF_ITS_OWN
+    response = said("Two.", reasoning_content="Is it even?")
+    found = tokens(byte_tokenizer, "1+1?", response)
+    assert not isinstance(found, UnrenderedRow), found
+    assert found[0] == whole(byte_tokenizer, "1+1?", response)
+    assert found[1] == f"thinking: Is it even?{END}\n<|im_start|>assistant\nTwo.{END}"
+
+
 @pytest.mark.parametrize("template", [OPENS_THINKING, TRIMS, FORGETS_ALL])
 def test_what_a_model_wrote_after_its_prompt_stands_as_it_was_sampled(
     byte_tokenizer: PreTrainedTokenizerBase, template: str
@@ -149,10 +177,12 @@ def test_a_template_made_for_turns_that_lie_in_the_past_takes_no_thinking_from_t
     [
         (CHATML, said("Two.", reasoning_content="Is it even?"), "leaves out 'Is it even\\?'.*and the template writes"),
         (CHATML, said("", tool_calls=[CALL]), "leaves out 'add'"),
+        (CHATML.replace("message['content'] }}", "message['content'] | replace('even', '') }}"), said("It is even."),
+         "leaves out 'It is even\\.'.*and the template writes"),
         (OPENS_THINKING, said("Two."), "does not begin this response as its prompt ends.*<think>.*Two"),
         (CHATML.replace("{% for", "{{ raise_exception('no') if messages[-1].content == 'Two.' }}{% for", 1), said("Two."), "refuses it: no"),
     ],
-    ids=["reasoning", "call", "no thinking", "refusal"],
+    ids=["reasoning", "call", "a word", "no thinking", "refusal"],
 )  # fmt: skip
 def test_a_row_that_the_template_does_not_write_is_refused_with_both_texts(
     byte_tokenizer: PreTrainedTokenizerBase, template: str, response: Message, reason: str
