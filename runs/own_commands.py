@@ -22,18 +22,6 @@ def program(name: str) -> str:
     return shlex.quote(str(own))
 
 
-def mlflow_server(where: str) -> str:
-    """Return ``Ledger.where`` as a command that works now: with this installation's program, and a port that is free.
-
-    An address is returned as it is.
-    """
-    if not where.startswith("mlflow server "):
-        return where
-    port = usable_port(5000)
-    more = "" if port == 5000 else f" --port {port}"
-    return f"{program('mlflow')}{where.removeprefix('mlflow')}{more}"
-
-
 def usable_port(usual: int) -> int:
     """Return a program's default port, or another port if something listens there already."""
     for port in (usual, 0):

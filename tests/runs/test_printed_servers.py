@@ -1,4 +1,4 @@
-"""The servers that a run prints, started as they are printed while their usual ports are taken, answer and show its database."""
+"""The command that shows a workspace's database in MLflow, as Prefect's page of a run has it, answers and shows the run."""
 
 import json
 import os
@@ -68,9 +68,10 @@ def test_the_printed_mlflow_shows_the_workspace_s_database(tmp_path: Path) -> No
         ledger.open_run("0001-printed-abcdef", "printed", {"recipe": "printed"})
         ledger.finish_run("completed")
         assert ledger.flush(300)
-        command = own_commands.mlflow_server(ledger.where())
-    port = command.rpartition(" ")[2]
-    assert "--port" in command
+        written = ledger.where()
+    port = own_commands.usable_port(5000)
+    assert port != 5000
+    command = f"{own_commands.program('mlflow')}{written.removeprefix('mlflow')} --port {port}"
     with started(command, tmp_path) as process:
         url = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/search"
         assert '"printed"' in answer(url, process, tmp_path, {"max_results": 10})
