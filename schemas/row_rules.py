@@ -106,11 +106,6 @@ class Report:
         """Number of rows dropped because they repeat an earlier one."""
         return self.dropped.get(REPEATED, 0)
 
-    @property
-    def dropped_share(self) -> float:
-        """Share of dropped rows."""
-        return self.num_dropped / self.num_rows
-
     def __str__(self) -> str:
         counts = "".join(f"\n  {count} x {reason}" for reason, count in self.dropped.items())
         shown = "".join(f"\n  {row}" for row in self.first)

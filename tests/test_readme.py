@@ -19,7 +19,7 @@ from vantage.schemas.recipe.presets import PRESETS
 from vantage.schemas.records.attempt import RUN_STAGE
 from vantage.schemas.steps import dependencies
 from vantage.tasks.rewards.exact_match import exact_match
-from vantage.tasks.rewards.verifier_file import load_function
+from vantage.tasks.rewards.verifier_file import load_user_function
 
 README_FILE = Path(__file__).parents[1] / "README.md"
 README = README_FILE.read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_rule_as_shown_tells_right_from_wrong(folder: Path) -> None:
-    verify = load_function(folder / "gsm8k.py", "verify", name="gsm8k")
+    verify = load_user_function(folder / "gsm8k.py", "verify", name="gsm8k").judge
     assert verify("How many?", "48 + 24 = 72\n#### 72", "72") is True
     assert verify("How many?", "48 + 24 = 71\n#### 71", "72") is False
 

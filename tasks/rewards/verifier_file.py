@@ -75,15 +75,6 @@ class UserFunction:
         return BrokenVerifier(f"verifiers.{self.verifier}: {self.function} {fault}")
 
 
-def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
-    """Return the function of the file that judges one response, checked at every call.
-
-    Raises:
-        BrokenVerifier: see ``load_user_function``; from the function itself: it raises, or returns no verdict.
-    """
-    return load_user_function(file, function, name=name).judge
-
-
 def load_user_function(file: Path, function: str, *, name: str) -> UserFunction:
     """Return the function of the file; ``verify_batch`` in place of ``verify`` if the file has only that.
 

@@ -16,7 +16,7 @@ from vantage.models.builtin import build_builtin
 from vantage.schemas.loading.recipe_file import load_recipe
 from vantage.schemas.loading.source_paths import BUILTIN_DATA
 from vantage.schemas.recipe.recipe import Recipe
-from vantage.tasks.rewards.verifier_file import load_function
+from vantage.tasks.rewards.verifier_file import load_user_function
 
 PROMPTS = [f"what is {number}?" for number in range(40)]
 FILES: dict[str, list[dict[str, Any]]] = {
@@ -214,7 +214,7 @@ def test_marked_answers_get_a_verifier_that_reads_the_mark(files: Path, tmp_path
     done = initialised(str(tmp_path), "--yes", "--prompts", str(files / "marked.jsonl"))
     assert done.exit_code == 0, done.output
     assert planned(tmp_path / "recipe.yaml").exit_code == 0
-    verify = load_function(tmp_path / "verifier.py", "verify", name="check")
+    verify = load_user_function(tmp_path / "verifier.py", "verify", name="check").judge
     assert verify("", "I think\n#### 1042", "so\n#### 1,042")
     assert not verify("", "I think\n#### 1043", "so\n#### 1,042")
     assert not verify("", "1042", "so\n#### 1,042")

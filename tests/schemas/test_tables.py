@@ -78,7 +78,7 @@ def test_good_rows_stay_as_they_are_and_bad_ones_are_counted_by_reason() -> None
 
 def test_the_report_says_which_rows_and_why() -> None:
     report = report_of(BAD_PAIRS, content="preferences")
-    assert (report.num_rows, report.num_dropped, report.dropped_share) == (8, 5, 5 / 8)
+    assert (report.num_rows, report.num_dropped) == (8, 5)
     assert report.first == (
         BadRow(1, "prompt", "prompt is missing", "None"),
         BadRow(2, "chosen", "chosen is empty", "' \\n'"),

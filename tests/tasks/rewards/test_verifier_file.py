@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
+from vantage.tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_user_function
 
 
 def load(folder: Path, text: str | bytes, *, function: str = "verify") -> VerifierFunction:
     file = folder / "verifier.py"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
-    return load_function(file, function, name="gsm8k")
+    return load_user_function(file, function, name="gsm8k").judge
 
 
 def refusal(folder: Path, text: str | bytes, **options: Any) -> str:
@@ -217,6 +217,6 @@ def test_what_is_called_like_one_of_our_packages_does_no_harm(tmp_path: Path) ->
     file.write_text(
         "from vantage import schemas\ndef verify(prompt, response, answer):\n    return hasattr(schemas, 'recipe')\n"
     )
-    assert load_function(file, "verify", name="tasks")("p", "r", None) is True
+    assert load_user_function(file, "verify", name="tasks").judge("p", "r", None) is True
     assert sys.modules["vantage.tasks.rewards.verifiers"] is vantage.tasks.rewards.verifiers
     assert sys.modules["vantage.schemas.recipe"] is vantage.schemas.recipe
