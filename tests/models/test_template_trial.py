@@ -28,8 +28,18 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
     return load_tokenizer(folder)
 
 
+NO_TOOLS = "{% if tools or messages[0].role == 'system' %}{{ raise_exception('neither tools nor system') }}{% endif %}"
+
+
 @pytest.mark.parametrize(
-    "template", [None, CHATML, "{% if false %}{{ 10 ** x }}{% endif %}{{ messages[0].content }}"]
+    "template",
+    [
+        None,
+        CHATML,
+        "{% if false %}{{ 10 ** x }}{% endif %}{{ messages[0].content }}",
+        NO_TOOLS + CHATML,
+    ],
+    ids=["none", "ChatML", "an odd branch", "one that refuses conversations"],
 )
 def test_an_honest_template_passes_quickly(tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
     tokenizer.chat_template = template

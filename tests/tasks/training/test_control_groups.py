@@ -99,6 +99,12 @@ def test_version_1(tmp_path: Path) -> None:
     assert (oom_kills(host.proc), memory_limit(host.proc), cpu_limit(host.proc)) == (2, 65536, 0.5)
 
 
+def test_version_1_writes_a_large_number_where_nothing_limits_a_group(tmp_path: Path) -> None:
+    host = Host(tmp_path, groups="5:memory:/ada\n", mounts={"memory": "/ cgroup rw,memory"})
+    host.group("memory/ada", memory__limit_in_bytes=NO_LIMIT)
+    assert memory_limit(host.proc) is None
+
+
 def test_version_1_in_a_container_that_sees_its_own_part_alone(tmp_path: Path) -> None:
     """In Docker without a cgroup namespace the path is the host's, and the container's mount begins there."""
     host = Host(
