@@ -54,16 +54,33 @@ def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
     assert token_of_padding_alone(tmp_path) is None
 
 
-@pytest.mark.parametrize(("pad_token", "learns"), [("<pad>", False), ("</s>", True)])
-def test_the_row_of_the_padding_token_learns_where_text_holds_it(
-    tiny: Path, tmp_path: Path, pad_token: str, learns: bool
+def test_an_added_word_that_is_no_special_token_occurs_in_text(
+    byte_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    """The row has a gradient after a pass over the token itself."""
+    byte_tokenizer.add_tokens(["filler"])
+    byte_tokenizer.save_pretrained(tmp_path)
+    _edit(tmp_path, {**NO_ROLE, "pad_token": "filler"})
+    assert token_of_padding_alone(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("pad_token", "pad", "learns"),
+    [("<pad>", 0, False), ("</s>", 2, True), ("<pad>", 2, True)],
+    ids=["padding alone", "EOS", "the model names another token"],
+)
+def test_the_row_of_the_padding_token_learns_where_text_holds_it(
+    tiny: Path, tmp_path: Path, pad_token: str, pad: int, learns: bool
+) -> None:
+    """The row has a gradient after a pass over the token itself.
+
+    Args:
+        pad_token: the tokenizer's padding token.
+        pad: the id that the model's configuration names.
+    """
     folder = tmp_path / "model"
     shutil.copytree(tiny, folder)
     _edit(folder, {"pad_token": pad_token})
     settings = json.loads((folder / "config.json").read_text())
-    pad = {"<pad>": 0, "</s>": 2}[pad_token]
     (folder / "config.json").write_text(json.dumps({**settings, "pad_token_id": pad}))
     model = load_policy(folder)
     table = model.get_input_embeddings()
