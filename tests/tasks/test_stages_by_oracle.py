@@ -372,6 +372,7 @@ def test_kto(folders: dict[str, Path], tmp_path: Path) -> None:
             "desirable_weight": 0.6,
             "undesirable_weight": 1.7,
             "epochs": 0.5,
+            "schedule": "linear",
         }
     )
     inputs = inputs_of(folders, init="reference", reference="init", data="labelled")
