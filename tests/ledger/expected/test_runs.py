@@ -9,6 +9,7 @@ import pytest
 
 from tests.ledger.record_golden import SCENARIOS
 from tests.ledger.recorded_contents import read_golden
+from tests.ledger.told_operations import FINISH_STAGE, OPEN_RUN, OPEN_STAGE
 from vantage.ledger.expected.runs import ExpectedRun, expected_runs, row_of
 from vantage.ledger.operations import LogMetrics, OpenRun, to_json
 from vantage.ledger.replay import Replay, read_replay
@@ -101,6 +102,18 @@ def test_numbers_that_are_not_finite_are_those_that_mlflow_gives_back() -> None:
     assert math.isnan(value)
     assert row_of("loss", math.nan, 1, 2) == (name, time, step, value), "two of them are equal"
     assert row_of("kl", float("-inf"), 1, 2) == ("kl", 1, 2, -1.7976931348623157e308)
+
+
+def test_a_metric_of_the_artifact_comes_after_the_curve_of_its_name() -> None:
+    made = FINISH_STAGE.artifact
+    assert made is not None
+    artifact = made.model_copy(update={"metrics": {"loss": 0.25, "test_nll": 0.5}})
+    finished = FINISH_STAGE.model_copy(update={"artifact": artifact})
+    curve = LogMetrics(stage="sft", rows=(("loss", 1.0, 5, 3), ("loss", 0.5, 6, 4)))
+    operations = (OPEN_RUN, OPEN_STAGE, curve, finished)
+    expected = expected_runs(replay_of([to_json(each) for each in operations], OPEN_RUN.run_id).lines)
+    steps = {(name, step, value) for name, _, step, value in expected["sft"].rows}
+    assert steps == {("loss", 3, 1.0), ("loss", 4, 0.5), ("loss", 5, 0.25), ("test_nll", 0, 0.5)}
 
 
 def test_a_run_that_only_began_is_running() -> None:

@@ -1,6 +1,7 @@
 """Passes in parts compute rows of like length together, prompts once, and give what one pass gives."""
 
 import itertools
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,6 +216,16 @@ def test_what_is_planned_is_what_is_computed(lengths: list[tuple[int, list[int]]
         assert isinstance(layout, Parts)
         assert planned.num_parts == len(read_by(layout))
         assert planned.positions == sum(rows.input_ids.numel() for rows in read_by(layout))
+
+
+@given(lengths=LENGTHS, chosen=some.randoms(use_true_random=False))
+def test_a_plan_of_some_rows_is_that_of_a_batch_of_them(
+    lengths: list[tuple[int, list[int]]], chosen: random.Random
+) -> None:
+    batch = groups([prompt for prompt, _ in lengths], [responses for _, responses in lengths])
+    rows = chosen.sample(range(len(batch)), chosen.randint(1, len(batch)))
+    of_them = batch.select(rows)
+    assert shared(Lengths(batch), rows) == shared(Lengths(of_them), range(len(rows)))
 
 
 def test_passes_are_filled_with_the_responses_to_one_prompt_after_the_other() -> None:
