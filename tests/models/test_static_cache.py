@@ -27,7 +27,8 @@ def test_lengths_are_few_and_no_longer_than_a_quarter_more() -> None:
     assert lengths == sorted(lengths)
     assert sorted(set(lengths))[:8] == [128, 256, 384, 512, 640, 768, 896, 1024]
     assert len(set(lengths)) == 28
-    assert length_for(1500, most=1510) == 1536, "and no longer than the last token needs, but for a multiple"
+    assert length_for(2100, most=10**6) == 2560
+    assert length_for(2100, most=2150) == 2176, "and no longer than the last token needs, but for a multiple"
 
 
 def test_rows_move_between_buckets_as_they_are() -> None:
