@@ -405,6 +405,28 @@ def collecting_all_the_time(workspace: Workspace) -> Iterator[list[int]]:
     assert errors == []
 
 
+def test_a_key_is_written_down_before_it_is_looked_up(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector that comes between a lookup and the use of its artifact reads the key in the run's record."""
+    looked_up: list[tuple[str, bool]] = []
+    lookup = Store.lookup
+
+    def seen(store: Store, stage_key: str) -> Lookup:
+        [record] = read_runs(workspace)
+        looked_up.append((stage_key, stage_key in record.used_keys.values()))
+        return lookup(store, stage_key)
+
+    monkeypatch.setattr(Store, "lookup", seen)
+    for _ in range(2):
+        with orchestrated(workspace, recipe_file) as orchestrator:
+            monkeypatch.setattr(orchestrator, "_launcher", InThisProcess())
+            stages = attempt_all(orchestrator)
+            assert {key for key, _ in looked_up} == {stage.stage_key for stage in stages.values()}
+            assert all(is_written for _, is_written in looked_up)
+        shutil.rmtree(orchestrator.run.folder)
+
+
 def test_a_pipeline_keeps_all_that_it_made_or_reused_while_gc_runs(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

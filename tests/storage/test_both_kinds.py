@@ -195,6 +195,7 @@ def test_a_damaged_object_is_told_not_used_and_made_again(
     assert found.ref is None
     assert message in "\n".join(found.damage)
     assert all(line.startswith(f"objects/{artifact.digest}") for line in found.damage)
+    assert not place.open().has_object(artifact.digest), "it counts as incomplete from then on"
     assert produce(place.open(), OLD) == artifact
     assert content_of(place.open()) == OLD
 

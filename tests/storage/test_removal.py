@@ -54,6 +54,16 @@ def test_a_ref_that_is_not_needed_goes_then_its_object_and_attempts_go_on_counti
     assert place.open().next_attempt(OTHER) == 2
 
 
+def test_a_ref_that_has_changed_is_read_again(place: Place) -> None:
+    artifact = produce(place.open(), OLD)
+    garbage = garbage_of(place.open(), CAUSE)
+    assert digests(garbage) == {artifact.digest}
+    place.write(place.ref_path(KEY), b"garbage")
+    assert digests(garbage) == set()
+    assert produce(place.open(), OLD) == artifact
+    assert digests(garbage) == {artifact.digest}
+
+
 def test_what_somebody_works_on_stays(place: Place) -> None:
     produce(place.open(), OLD)
     worker = place.open()
