@@ -60,7 +60,10 @@ def test_what_was_begun_comes_from_the_weights_of_before(pipeline: Any, servers:
     policy, codec, prompts = parts(pipeline)
     engine_metrics()
     with AheadEngine(engine_of(policy, codec, servers)) as ahead:
-        ahead.take_weights(policy.causal_lm.named_parameters())
+        # copies, so that the engine reads the moved weights only from the second call
+        ahead.take_weights(
+            [(name, each.detach().clone()) for name, each in policy.causal_lm.named_parameters()]
+        )
         before = by_hand(policy, codec, prompts, count=2, seed=4)
         note_ended(6)
         ahead.begin(prompts, count=2, seed=4)
@@ -201,6 +204,29 @@ def test_a_server_that_loses_the_weights_is_left_out(pipeline: Any, servers: lis
         ahead.begin(prompts, count=2, seed=5)
         with pytest.raises(EngineUnavailable, match="no server of rollout.url has the weights any longer"):
             ahead.generate(prompts, count=2, seed=5)
+
+
+def test_a_server_to_which_another_gives_weights_meanwhile_samples_nothing(
+    pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, codec, prompts = parts(pipeline)
+    engine = engine_of(policy, codec, servers)
+    hold = engine.hold
+
+    def overtaken() -> object:
+        origin = hold()
+        servers[0].overtake()
+        return origin
+
+    monkeypatch.setattr(engine, "hold", overtaken)
+    with AheadEngine(engine) as ahead:
+        ahead.take_weights(policy.causal_lm.named_parameters())
+        expected = by_hand(policy, codec, prompts, count=2, seed=4)
+        ahead.begin(prompts, count=2, seed=4)
+        moved(policy, by=0.05)
+        assert_alike(ahead.generate(prompts, count=2, seed=4), expected)
+        assert servers[1].seen.seeds
+        assert not servers[0].seen.seeds
 
 
 def replaced_by_hand(server: FakeServer, *, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
