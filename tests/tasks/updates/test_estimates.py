@@ -71,6 +71,26 @@ def test_what_was_cut_off_goes_on_at_the_critics_value(bootstrap: bool) -> None:
     assert learnt.targets == close([0.5, 1.0, end / 4, end / 2, end])
 
 
+def test_the_value_after_a_cut_is_blended_with_the_mean_return_too() -> None:
+    """The returns are G = 0.5, 1 | −0.25, −0.5, −1 with the mean m = −0.05. V = m + (G − m)/2 explains ¾ of their variance.
+
+    Blended, m + ¾·(V − m), the values are 0.15625, 0.34375 | −0.125, −0.21875, −0.40625, and 0.4375 is after b's cut, where the critic says
+    0.6. So δ = 0.015625, 0.65625 | 0.015625, 0.015625, −1 + ½·0.4375 + 0.40625. γλ is ¼.
+    """
+    learnt = learn(
+        "ppo",
+        scores=scored_as([1.0, -1.0], ended=(True, False)),
+        values=[0.225, 0.475, -0.15, -0.275, -0.525],
+        final_values=[9.0, 0.6],
+        lambda_policy=0.5,
+        critic_blend=True,
+        bootstrap_truncated=True,
+        **HALF,
+    )
+    assert learnt.estimates.critic_weight == pytest.approx(0.75)
+    assert learnt.advantages == close([0.1796875, 0.65625, -0.00390625, -0.078125, -0.375])
+
+
 @pytest.mark.parametrize("bootstrap", [False, True])
 def test_a_horizon_of_two_tokens_with_lambda_1_gives_two_step_returns(bootstrap: bool) -> None:
     """b's first target is 0 + ½·0 + ¼·V_3 = −0.1. Its second is ½·(−1) and its last −1; with the bootstrap the value
