@@ -51,6 +51,7 @@ def test_no_module_is_loaded_under_a_name_without_the_prefix(tmp_path: Path) -> 
     assert printed[1:] == []
 
 
+@pytest.mark.slow
 def test_modules_of_a_user_that_are_called_like_ours_do_no_harm(tmp_path: Path) -> None:
     for name in PACKAGES:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")

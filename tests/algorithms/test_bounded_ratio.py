@@ -179,6 +179,7 @@ LOSSES: dict[str, Callable[..., PolicyLoss]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_thousand_random_cases(name: str) -> None:
     rng = np.random.default_rng(8)

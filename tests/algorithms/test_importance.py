@@ -196,6 +196,7 @@ def test_recorded_numbers_of_another_library(case: dict[str, Any]) -> None:
         assert found.kept[is_token].int().tolist() == list(chain(*case[f"kept_{name}"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_thousand_minibatches_have_the_weights_of_another_library(mode: str) -> None:
     """The weights equal TRL's, as ``record_importance.py`` has recorded them."""

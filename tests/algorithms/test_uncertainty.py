@@ -58,6 +58,7 @@ def test_the_order_of_rows_and_the_numbers_of_prompts_change_nothing() -> None:
     assert other.standard_error == pytest.approx(one.standard_error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
 def test_the_error_that_is_told_is_the_true_spread(correlation: float) -> None:
     """In 4,000 experiments of 100 prompts with 4 correlated responses each, the reported error is the means' spread.

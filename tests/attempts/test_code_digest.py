@@ -115,6 +115,7 @@ def test_a_row_of_the_table_of_kinds_is_no_code_of_another_kind() -> None:
         assert names <= digests.keys()
 
 
+@pytest.mark.slow
 def test_what_scores_a_term_is_code_of_every_stage_that_scores() -> None:
     scoring = {name for name, kind in KINDS.items() if "tasks.rewards.scoring" in module_digests(kind.module)}
     assert scoring >= {"value_pretraining", "policy_optimization", "best_of_n", "evaluation"}
@@ -174,6 +175,7 @@ def threads_that_switch_while_trees_are_built() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads_that_switch_while_trees_are_built")
 def test_stages_that_begin_together_read_the_code_together() -> None:
     modules = [kind.module for kind in KINDS.values()]

@@ -103,6 +103,7 @@ def test_a_program_gets_everything(finished: Workspace) -> None:
     assert told["missing"] == []
 
 
+@pytest.mark.slow
 def test_the_answer_loads_no_framework(finished: Workspace) -> None:
     code = (
         "import sys\n"
@@ -245,6 +246,7 @@ def test_a_recipe_without_a_critic(workspace: Workspace, recipe_file: Path) -> N
     assert "has no critic" in done.stderr
 
 
+@pytest.mark.slow
 def test_in_a_bucket_from_another_machine(
     bucket: str, recipe_file: Path, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_prefect_server_that_fails_is_no_fault_of_ours(
     assert "should not happen" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [

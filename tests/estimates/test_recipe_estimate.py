@@ -172,6 +172,7 @@ def test_optimizer_steps_are_those_of_the_data_order(epochs: float, batch_size: 
     assert counts["optimizer_steps"] == order.num_batches(epochs)
 
 
+@pytest.mark.slow
 def test_the_critic_s_steps_and_the_passes_that_sao_saves_are_counted() -> None:
     """The stage has 4 iterations of 2 steps. Validation and test read the policy too, as the rollouts do."""
 

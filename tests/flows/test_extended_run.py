@@ -351,6 +351,7 @@ def test_a_run_that_is_killed_in_an_extension_goes_on_with_it(
     assert [each.verdicts for each in stage.shorter] == [each.verdicts for each in expected.shorter]
 
 
+@pytest.mark.slow
 def test_every_record_names_what_an_extended_stage_goes_on_from(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -441,6 +442,7 @@ def test_an_audit_finds_another_training_state_and_another_length(
     assert audited.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_state_stays_as_long_as_its_artifact(workspace: Workspace, recipe_file: Path) -> None:
     """A run that went on from an artifact keeps it and its state; when that run goes too, nothing of them is left."""
     first, _ = go_through(workspace, recipe_file, *KEPT)

@@ -69,6 +69,7 @@ def test_what_a_guard_ended_is_marked_everywhere(workspace: Workspace, recipe_fi
     assert [check for check in checks if check.outcome != "ok"] == []
 
 
+@pytest.mark.slow
 def test_a_guards_end_is_what_the_recipe_asks_for_so_another_run_takes_it_and_says_so(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_what_a_person_ended_is_that_runs_alone(workspace: Workspace, recipe_fil
         assert ("has made it again with other bits" in audit.output) is (code == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "said"),
     [

@@ -187,6 +187,7 @@ def test_scores_are_those_of_the_stored_answers(
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_an_audit_finds_answers_that_were_replaced_as_a_whole(
     workspace: Workspace, recipe: Path, servers: tuple[FakeJudge, FakeJudge]
 ) -> None:

@@ -161,6 +161,7 @@ def test_a_response_has_the_ids_that_the_model_would_go_on_with(
     assert stories_tokenizer.decode(prompt + glued, skip_special_tokens=True) == "Once uponon"
 
 
+@pytest.mark.slow
 @given(text=st.text(max_size=30))
 @settings(max_examples=60)
 def test_any_text_comes_back(stories_tokenizer: PreTrainedTokenizerBase, text: str) -> None:

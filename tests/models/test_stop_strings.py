@@ -164,6 +164,7 @@ def random_cases(tokenizer: PreTrainedTokenizerBase, number: int) -> list[tuple[
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_what_is_found_in_the_last_ids_is_what_decoding_all_of_them_finds(name: str) -> None:
     tokenizer = TOKENIZERS[name]

@@ -188,6 +188,7 @@ def test_a_plan_says_with_which_version_it_compares_and_writes_nothing(life: Lif
     assert "judged version 3" in printed.getvalue()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_the_champion_is_compared_with_itself_and_no_alias_moves(life: Life) -> None:
     """The gate is closed, as wherever a model is compared with itself."""
     again = run_it(life.workspace, life.recipe, "seed=4")
@@ -294,6 +295,7 @@ def test_a_version_that_is_not_of_vantage_is_refused(life: Life, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_mlflow_that_does_not_answer_is_told_and_nobody_stands_in(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:

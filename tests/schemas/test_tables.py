@@ -354,6 +354,7 @@ def test_the_pandera_schema_wants_our_types() -> None:
         SCHEMAS["rankings"].validate(table(ranking("a", ["b", "c"], ["1", "2"])), lazy=True)
 
 
+@pytest.mark.slow
 def test_memory_holds_a_slice_not_the_table() -> None:
     """32 MB of text go through in slices; a hash for each row is all that stays."""
 

@@ -220,6 +220,7 @@ def test_a_template_does_not_leave_the_sandbox(folder: Path, canary: Path, escap
     assert not canary.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bomb",
     [

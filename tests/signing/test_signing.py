@@ -210,6 +210,7 @@ def test_a_recipe_with_another_key_trains_nothing_and_signs_what_it_reuses(copie
     assert outcomes(again, keys, "own", "other") == {step: {"ok"} for step in STEPS}
 
 
+@pytest.mark.slow
 def test_in_a_bucket_and_checked_from_another_machine(
     bucket: str, keys: Keys, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -380,6 +380,7 @@ def write_in_turns(machine: Machine, name: str) -> str:
     return "done"
 
 
+@pytest.mark.slow
 def test_many_writers_of_one_ref_leave_the_newest_attempts_whole_artifact(
     place: Place, forker: Forker
 ) -> None:
@@ -402,6 +403,7 @@ def test_many_writers_of_one_ref_leave_the_newest_attempts_whole_artifact(
     assert place.open().next_attempt(KEY) == ref.attempt + 1
 
 
+@pytest.mark.slow
 def test_one_of_many_with_the_same_attempt_wins(place: Place) -> None:
     attempt = place.open().next_attempt(KEY)
     ready = threading.Barrier(20)

@@ -194,6 +194,7 @@ def test_a_kill_at_any_request_of_a_checkpoints_copy_leaves_a_whole_one(
     assert set(steps) == {4, 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["not sent", "answer lost"])
 def test_a_request_that_fails_leaves_the_old_or_the_new_and_a_later_try_works(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool

@@ -181,6 +181,7 @@ def changed(job: StageJob, work: dict[str, Any]) -> StageJob:
     return job.model_copy(update={"work": job.work.model_copy(update=work)})
 
 
+@pytest.mark.slow
 def test_a_judge_that_fails_beside_the_training_ends_the_stage_where_its_scores_are_needed(
     pipeline: Any, tmp_path: Path, judge: FakeJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
     assert entry.metrics["truncated_share"] == sampled.ended.tolist().count(False) / 16
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_reward_asks_for(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

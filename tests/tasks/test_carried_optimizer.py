@@ -72,6 +72,7 @@ def test_it_is_the_state_at_the_iteration_that_was_kept(
     assert {name.rpartition("/")[2] for name in state} == {"exp_avg", "exp_avg_sq", "step"}
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_no_trace_in_it(
     pipeline: Any, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_critic_has_no_second_warm_up(pipeline: Any, pretrained: Path, tmp_p
     assert of_carried["value_loss"] != of_fresh["value_loss"], "the second step of the critic is another"
 
 
+@pytest.mark.slow
 def test_a_stage_that_goes_on_from_a_checkpoint_does_not_begin_with_it_again(
     pipeline: Any, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def by_hand(quantiles: list[list[float]], returns: list[float]) -> float:
     return sum(errors) / len(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_a_kill_leaves_no_trace(
     name: str,
@@ -120,6 +121,7 @@ def test_a_kill_leaves_no_trace(
         assert (again.output / file).read_bytes() == (whole.output / file).read_bytes(), file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_the_policy_goes_on_with_the_pretrained_head(
     name: str, pipeline: Any, pretrained: dict[str, tuple[StageJob, Any]], tmp_path: Path
@@ -179,6 +181,7 @@ def test_a_frozen_critic_is_read_and_costs_no_optimiser(pipeline: Any, tmp_path:
     assert not any("critic" in name for name in load_file(saved.folder / "tensors.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_adapters_carry_every_form(name: str, lora_pipeline: Any, tmp_path: Path) -> None:
     """The critic is pretrained with adapters, then trained on, then frozen beneath a policy with adapters of its own."""

@@ -160,6 +160,7 @@ def test_a_longer_stage_that_is_killed_goes_on_from_its_own_checkpoint(
     assert steady(again) == steady(whole)
 
 
+@pytest.mark.slow
 def test_guards_of_a_longer_stage_have_seen_the_curves_of_the_shorter_one(
     pipeline: Any, tmp_path: Path, contents: Contents
 ) -> None:
@@ -195,6 +196,7 @@ def test_no_state_is_left_where_the_last_checkpoint_is_damaged(pipeline: Any, tm
     assert write_kept_state(job.scratch, tmp_path / "state") is None
 
 
+@pytest.mark.slow
 def test_the_last_bits_of_a_longer_stage_are_not_the_shorter_ones(pipeline: Any, tmp_path: Path) -> None:
     """The other tests of this file rely on this: a stage that ignored its longer length would pass them."""
     _, longer = shorter_and_longer(pipeline, tmp_path / "state")

@@ -149,6 +149,7 @@ def test_killed_around_a_firing_a_policy_stage_ends_with_the_same_bits(
     assert contents(again.output) == contents(whole.output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
 def test_the_defaults_only_warn_and_are_about_curves_of_the_stage(pipeline: Any, name: str) -> None:
     job = pipeline.job(name)

@@ -125,6 +125,7 @@ def test_a_collection_of_another_policy_is_found_out(pipeline: Any, tmp_path: Pa
         run_stage(job.model_copy(update={"inputs": other}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh_share", [0.0, 0.5])
 def test_a_kill_leaves_no_trace(
     pipeline: Any,

@@ -237,6 +237,7 @@ def test_a_run_is_what_the_oracle_says(name: str, folders: dict[str, Path], tmp_
         assert last.state["stage"][coef] == pytest.approx(value, rel=1e-3), coef
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_and_goes_on_ends_with_the_same_bits(
     folders: dict[str, Path],
     tmp_path: Path,

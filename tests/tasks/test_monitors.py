@@ -196,6 +196,7 @@ def test_the_distance_is_that_of_the_models_scores_alone(
     assert curves_of(job)[0]["reward_data_distance"] == found["reward_data_distance"]
 
 
+@pytest.mark.slow
 def test_what_is_measured_changes_no_bit(pipeline: Any, contents: Contents) -> None:
     plain, looking = pipeline.job("policy"), monitored(pipeline, *DATA)
     expected, found = run_stage(plain), run_stage(looking)

@@ -379,6 +379,7 @@ def test_another_seed_samples_other_pairs(
     assert read_rows(other.output, "test") != read_rows(judged[0].output, "test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["test", "validation", "train"])
 def test_a_split_without_a_pair_is_refused_as_soon_as_it_is_done(
     split: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -456,6 +457,7 @@ def likelier(model: Any, tokenizer: Any, question: str, answers: tuple[str, str]
     return 1 if found[0] > found[1] else -1
 
 
+@pytest.mark.slow
 def test_a_model_as_judge_makes_pairs_where_both_orders_agree(pipeline: Any, tmp_path: Path) -> None:
     """Transformers alone judges every prompt's two responses again; where the two orders disagree there is no pair."""
     answers = ("A", "B")

@@ -77,6 +77,7 @@ def test_the_score_is_that_of_the_models_together(pipeline: Any, members: list[P
     assert found.by_term.keys() == {"reward", "second", "third", "arithmetic"}
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_the_ensemble_and_reports_its_disagreement(
     pipeline: Any, members: list[Path]
 ) -> None:

@@ -362,6 +362,7 @@ def learning(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return job
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_a_ranking_and_a_kill_leaves_no_trace(
     learning: Callable[[Path], StageJob],
     contents: Callable[[Path], dict[str, bytes]],

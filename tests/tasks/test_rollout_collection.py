@@ -246,6 +246,7 @@ def test_a_damaged_batch_and_all_after_it_are_sampled_again(
     assert len(sampled) == len(list(read(again.scratch / JOURNAL))) - 1
 
 
+@pytest.mark.slow
 def test_a_smaller_micro_batch_draws_the_same(made: Any, pipeline: Any, tmp_path: Path) -> None:
     job = pipeline.job("collected", folder=tmp_path, microbatch_size=5)
     run_stage(job)

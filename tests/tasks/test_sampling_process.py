@@ -75,6 +75,7 @@ def run_bounded(work: Callable[[], object]) -> multiprocessing.Process:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "status"),
     [
@@ -111,6 +112,7 @@ def asked(model: OpenedModel, *texts: str, **settings: Any) -> list[tuple[str, f
     return [(each.text, each.logprob) for one in model.sample(request).conversations for each in one.answers]
 
 
+@pytest.mark.slow
 def test_vllm_answers_as_the_loop_and_starts_again_only_for_longer_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ def test_its_fault_is_that_of_the_stage(
     assert "ended its process (exit code 7)" in told[0]
 
 
+@pytest.mark.slow
 def test_a_killed_stage_ends_with_the_same_bytes(
     pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:

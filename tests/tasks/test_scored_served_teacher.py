@@ -128,6 +128,7 @@ def test_sampling_from_the_teacher_changes_no_weight(
     assert scored.result.uncertainty.keys() == estimated_metric_names("distillation", has=has)
 
 
+@pytest.mark.slow
 def test_calls_that_fail_change_nothing_and_a_rerun_asks_nothing(
     scored: Done, pipeline: Any, server: FakeServer, tmp_path: Path, fresh: Callable[[], None]
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_kill_leaves_no_trace(
     assert all(journals[0])
 
 
+@pytest.mark.slow
 def test_a_model_that_only_looks_changes_no_bit(pipeline: Any, contents: Contents) -> None:
     watch = Watch(judge=BY_MODEL, every=2, on_fall="warn")
     looking = job_of(pipeline, watch, keep=Keep(by="validation"), validate_every=1)
@@ -162,6 +163,7 @@ def with_reward(pipeline: Any, job: StageJob) -> StageJob:
     return job.model_copy(update={"inputs": inputs, "rewards": rewards, "digests": pipeline.digests(inputs)})
 
 
+@pytest.mark.slow
 def test_a_reward_as_judge_reports_its_win_rate_beside_its_score(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_reward_as_judge_reports_its_win_rate_beside_its_score(
     assert len({metrics["watch_win_rate"] for metrics in curves}) > 1
 
 
+@pytest.mark.slow
 def test_a_stage_that_an_earlier_version_began_goes_on_without_win_rates(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

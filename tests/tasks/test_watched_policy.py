@@ -173,6 +173,7 @@ def test_the_lengths_of_right_and_of_wrong_responses_are_apart() -> None:
     assert lengths([1.0, 0.0, 1.0], is_verifier=False) == {}
 
 
+@pytest.mark.slow
 def test_a_watch_that_only_looks_changes_no_bit(pipeline: Any, contents: Contents) -> None:
     plain = pipeline.job("policy", guards="off", validate_every=1)
     looking = pipeline.job(
@@ -274,6 +275,7 @@ def test_after_two_falls_the_stage_ends_with_the_policy_that_the_judge_liked_bes
     assert all(torch.equal(kept[name], tensor) for name, tensor in init.items())
 
 
+@pytest.mark.slow
 def test_a_fall_can_stop_or_only_warn(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     falling(monkeypatch)
     warned = run_stage(pipeline.job("policy", watch=Watch(judge=ARITHMETIC, every=1, on_fall="warn")))

@@ -54,6 +54,7 @@ def own_libgomp() -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "load", "spins"),
     [

@@ -389,6 +389,7 @@ class TestConfiguredServer:
         ):
             raise AssertionError("unreachable")
 
+    @pytest.mark.slow
     def test_may_be_named_by_a_profile(self, tmp_path: Path) -> None:
         (tmp_path / "profiles.toml").write_text(
             'active = "team"\n[profiles.team]\nPREFECT_API_URL = "http://10.0.0.7:4200/api"\n'

@@ -194,6 +194,7 @@ def test_a_version_whose_gate_did_not_pass_gets_no_alias(place: Place) -> None:
         publish_again(place.workspace, record.run_id, Witness(), model="large", alias=None)
 
 
+@pytest.mark.slow
 def test_an_alias_that_waits_for_a_person(place: Place) -> None:
     before = place.champion
     record = place.run("seed=5", APPROVE)

@@ -100,6 +100,7 @@ def test_sent_again_after_a_cut_anywhere_it_is_the_same(
     assert written.count("log_text") == 1
 
 
+@pytest.mark.slow
 def test_all_sent_twice_is_the_same(workspace: Path) -> None:
     before = record(workspace, file=diagnosis().model_dump_json().encode(), course=COURSE)
     (workspace / "runs" / RUN_ID / "ledger" / "sent.json").unlink()

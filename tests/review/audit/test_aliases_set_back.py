@@ -193,6 +193,7 @@ def test_a_clock_that_was_ahead_keeps_no_later_run_from_the_alias(
     assert place.champion == "2"
 
 
+@pytest.mark.slow
 def test_a_movement_that_a_wrong_tag_keeps_back_is_told_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

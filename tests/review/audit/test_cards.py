@@ -162,6 +162,7 @@ def test_a_card_that_is_gone_could_not_be_compared(case: Case) -> None:
     assert any("there is no card of Vantage" in each for each in found(report, "unchecked"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stamp", ["", "Card 0 of Vantage 0.0.9."])
 def test_a_card_of_another_version_could_not_be_compared(case: Case, stamp: str) -> None:
     """The same sentences agree, whatever wrote them; others are not held to this version's words."""

@@ -195,6 +195,7 @@ def test_what_an_earlier_version_judged_and_people_answered_stands(
     assert any("intervals" in each for each in found(place.audit()))
 
 
+@pytest.mark.slow
 def test_an_alias_that_was_rolled_back_and_one_that_was_moved_by_hand(place: Place) -> None:
     place.publish_approved("seed=1")
     second = place.publish_approved("seed=2")

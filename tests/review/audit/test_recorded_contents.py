@@ -156,6 +156,7 @@ CHANGES: dict[Callable[[Golden, Golden], None], tuple[str, str]] = {
 """Change of the file ``trained`` → the stage whose check is wrong, and what it says."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_changed_golden_file_fails_the_audit(
     change: Callable[[Golden, Golden], None], restored: Callable[[Golden], Evidence]

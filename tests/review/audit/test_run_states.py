@@ -153,6 +153,7 @@ def test_a_completed_run_that_is_recorded_as_running_is_not_checked(case: Case) 
     assert "run.json has the status running, the outbox completed" in found(report, "unchecked")[-1]
 
 
+@pytest.mark.slow
 def test_a_failed_run_that_is_recorded_as_completed_is_wrong(case: Case) -> None:
     (case.workspace.root / "refuse.txt").write_text("evaluation")
     run_once(case.workspace, case.original / "fake.yaml", "seed=18", in_process=False)

@@ -76,6 +76,7 @@ def test_a_storage_location_that_differs_from_the_source_is_what_is_hashed(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["?x", "#x", " ", ";x", "%"])
 def test_a_path_that_is_no_address_is_read_letter_by_letter(case: Case, ending: str) -> None:
     """A question mark begins a query in an address, and is a letter of a path."""

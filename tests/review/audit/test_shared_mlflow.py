@@ -62,6 +62,7 @@ def test_a_card_that_no_run_elsewhere_wrote_is_wrong(case: Case) -> None:
     assert any("card of version fake/1" in each for each in found(case.audit()))
 
 
+@pytest.mark.slow
 def test_the_same_file_at_another_path_agrees(case: Case, tmp_path: Path) -> None:
     """MLflow has one row for the file's bytes, with the address that was sent first."""
     (tmp_path / "moved").mkdir()

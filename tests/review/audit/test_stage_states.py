@@ -178,6 +178,7 @@ def test_a_stage_that_was_recorded_late_may_have_either_status(runs: Runs) -> No
     assert late is not None and late.usage is not None
 
 
+@pytest.mark.slow
 def test_a_whole_audit_finds_it(short_case: Case) -> None:
     case = short_case
     run_once(case.workspace, case.original / "fake.yaml", "seed=18", until=LAST)

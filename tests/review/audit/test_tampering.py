@@ -740,6 +740,7 @@ def test_a_time_that_was_moved_on_leaves_open_who_moved_an_alias_last(case: Case
     )
 
 
+@pytest.mark.slow
 def test_a_ref_that_names_a_run_which_only_found_the_artifact(
     case: Case, again: Callable[[Case], RunRecord]
 ) -> None:

@@ -292,6 +292,7 @@ def slip_chances(prompt: str, dial: Dial) -> list[float]:
     return [*chances, 0.0, ANSWER_SLIP_RATE, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dial", "stated"), [(SHORT, 0.68), (LONG, 0.69), (HABIT, 0.71)])
 def test_a_critic_that_knows_all_has_the_stated_explained_variance(dial: Dial, stated: float) -> None:
     returns, errors = [], []

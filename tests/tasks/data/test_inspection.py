@@ -173,6 +173,7 @@ def test_a_column_that_only_a_wrong_row_has_does_not_refuse_the_file(tmp_path: P
     alike(found, report, kept)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(data=st.data(), content=st.sampled_from(list(FAULTY)), hostile=ROWS)
 def test_rows_at_random_are_usable_for_both_or_for_neither(

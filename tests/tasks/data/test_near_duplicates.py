@@ -111,6 +111,7 @@ def test_no_held_out_row_and_no_near_one() -> None:
     assert pairs == [NearDuplicate(0, 1, 1.0, "Say it", "say  IT")]
 
 
+@pytest.mark.slow
 def test_the_same_rows_in_every_process(tmp_path: Path) -> None:
     code = (
         "from tests.tasks.data.test_near_duplicates import *\n"

@@ -146,6 +146,7 @@ def test_a_packing_that_was_not_asked_for_is_a_failed_request(
     assert fault in found
 
 
+@pytest.mark.slow
 def test_a_packed_answer_takes_no_more_memory_than_an_answer_may_have() -> None:
     """A few kilobytes, packed twice, would become gigabytes before their size is known."""
     once = _packed(b"[" + b" " * 2**28)

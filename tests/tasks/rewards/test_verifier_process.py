@@ -185,6 +185,7 @@ FORKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORKED)
 def test_processes_that_it_forks_answer_nothing(tmp_path: Path, kind: str) -> None:
     """A child that returned would read and answer cases too, and every later response would have the score of another."""
@@ -368,6 +369,7 @@ def test_the_time_is_that_of_one_call_and_not_of_a_batch(
     assert verifier.verdicts([CASE] * 10) == [True] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "told"),
     [
@@ -419,6 +421,7 @@ def test_what_it_prints_is_passed_on(
     assert "seen 2\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_expression_without_end_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifier_process, "CALL_SECONDS", 1.0)
     compare = VerifierProcess({"extract": "((?:a+)+)b"}, name="mine", function="builtin:exact_match")

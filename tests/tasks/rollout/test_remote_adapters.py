@@ -165,6 +165,7 @@ def test_a_server_without_the_endpoints_of_adapters_is_refused(
         engine_of(policy, codec, servers).generate(prompts, count=1, seed=1)
 
 
+@pytest.mark.slow
 def test_servers_sample_ahead_with_the_adapter_from_before_the_update(
     pipeline: Any, servers: list[FakeServer]
 ) -> None:

@@ -118,6 +118,7 @@ def test_each_response_has_its_own_seed_and_the_log_probabilities_of_its_ids(
     assert not shared[0] & shared[1], "one server reads a prompt, and caches it for all of its responses"
 
 
+@pytest.mark.slow
 def test_a_response_ends_with_the_token_that_completes_a_stop_string(
     pipeline: Any, servers: list[FakeServer]
 ) -> None:

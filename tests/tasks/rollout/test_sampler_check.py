@@ -129,6 +129,7 @@ def test_the_sampler_computes_in_the_precision_of_training(pipeline: Any) -> Non
     assert set(types) == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["policy_optimization", "value_pretraining", "best_of_n"])
 def test_every_stage_that_trains_on_samples_measures_it_in_each_iteration(
@@ -154,6 +155,7 @@ def at_another_temperature(*, training: bool, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(PolicyModel, "forward", wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "training", "metric"),
@@ -206,6 +208,7 @@ def test_dropped_groups_leave_the_check_what_belongs_to_the_rest(pipeline: Any) 
     assert 0 < entry.metrics["sampler_gap"] < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switches", [{"kl_kind": "k1"}, {"kl_kind": "full"}, {"shared_trunk": True}])
 def test_equal_weights_have_no_kl_in_bfloat16(switches: dict[str, Any], pipeline: Any) -> None:
     """A policy that begins as its reference has a KL of exactly 0, without rounding of embeddings and norms."""

@@ -86,6 +86,7 @@ def test_where_every_checkpoint_is_damaged_there_is_none(tmp_path: Path) -> None
     assert committed(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_operation_of_a_save_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

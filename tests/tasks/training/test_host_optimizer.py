@@ -106,6 +106,7 @@ def test_they_take_no_memory_of_the_device() -> None:
     assert moments_to_come([make_optimizer(module, weight_decay=DECAY)]) == 8 * weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "policy"])
 def test_a_stage_makes_the_same_bytes(
     name: str,

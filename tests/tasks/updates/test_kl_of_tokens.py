@@ -90,6 +90,7 @@ def test_two_responses_by_hand() -> None:
     assert learnt.advantages == close([(each - mean) / std for each in tokens])
 
 
+@pytest.mark.slow
 def test_a_thousand_rollouts_by_the_formula() -> None:
     for number in range(COUNT):
         case = kl_credit_case(number)

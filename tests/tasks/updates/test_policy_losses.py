@@ -399,6 +399,7 @@ def test_the_policy_loss_is_the_surrogate_and_what_stands_beside_it(rolled: Roll
     assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_stage_by_its_name(rolled: Rolled) -> None:
     logprobs = rolled.rollout.logprobs.clone()
     logprobs[0, 0] = float("nan")

@@ -93,6 +93,7 @@ def test_the_key_of_a_verifier_that_is_right_or_wrong_stays() -> None:
         READ.validate_python({"source": "builtin:reasoning_gym", "right": {"at_least": 0.5}})
 
 
+@pytest.mark.slow
 def test_the_dry_run_finds_scores_and_a_stage_gets_them(tmp_path: Path) -> None:
     [entry] = reasoning_gym.create_dataset("word_sorting", size=1, seed=3)
     job = job_of(
