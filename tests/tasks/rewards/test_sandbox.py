@@ -202,6 +202,8 @@ STARTING = pytest.mark.parametrize(
         "import subprocess\nsubprocess.run(['true'])",
         "import multiprocessing\nmultiprocessing.Process(target=print).start()",
         "import os, sys\nos.execv(sys.executable, ['python', '-c', 'print(1)'])",
+        # a program that it sees: the loader among the libraries
+        "import glob, os\nos.execv(glob.glob('/lib*/ld-linux*')[0], ['ld.so', '--version'])",
         "import ctypes\nlibc = ctypes.CDLL(None)\nassert libc.unshare(0x10000000) == 0",
         "import ctypes\nassert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0",
         "import os\nos.setsid()",
