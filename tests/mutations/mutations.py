@@ -232,8 +232,8 @@ def _plugin(first: str, failures: Path) -> object:
 class Ran:
     """One call of pytest."""
 
-    code: int
-    """pytest's exit code; −1 if it ran out of time."""
+    code: int | None
+    """pytest's exit code, or −N if signal N ended it; None: it ran out of time."""
     failed: tuple[str, ...]
     """The tests that failed."""
     end: str
@@ -263,7 +263,7 @@ def run_tests(folder: Path, arguments: Sequence[str], first: str = "", seconds: 
         os.waitpid(process, 0)
     failed = failures.read_text().splitlines() if failures.exists() else []
     return Ran(
-        os.waitstatus_to_exitcode(done[1]) if done[0] else -1,
+        os.waitstatus_to_exitcode(done[1]) if done[0] else None,
         tuple(dict.fromkeys(json.loads(line) for line in failed)),
         "\n".join(log.read_text(errors="replace").splitlines()[-12:] if log.exists() else []),
     )
@@ -329,8 +329,10 @@ def try_mutation(mutation: Mutation, options: Sequence[str], original: Path, fir
     match ran.code:
         case 1:
             return Tried(KILLED, seconds, ran.failed)
-        case -1:
+        case None:
             return Tried(KILLED, seconds, (), f"nothing after {SECONDS} s")
+        case int(code) if code < 0:
+            return Tried(KILLED, seconds, (), f"signal {-code} ended the tests")
         case 0 | 5:  # 5: no test is in the chosen tier
             return Tried(SURVIVED, seconds, (), ran.end.rpartition("\n")[2])
         case _:

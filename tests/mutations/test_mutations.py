@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -263,25 +264,38 @@ def order(name):
 """
 
 
-def test_the_test_that_killed_a_mutation_runs_first_and_slow_ones_last(tmp_path: Path) -> None:
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    (folder / "test_ordered.py").write_text(ORDERED)
+def code_of(folder: Path, arguments: str) -> str:
+    """Return, as text, the code of ``run_tests`` with these arguments after the folder, called in a process of its own."""
     (folder / "vantage").mkdir()
     (folder / "vantage/__init__.py").touch()
-    code = (
-        "import sys, pathlib; from mutations import run_tests; "
-        "print(run_tests(pathlib.Path(sys.argv[1]), ['test_ordered.py'], 'test_ordered.py::test_killer').code)"
-    )
+    code = f"import sys, pathlib; from mutations import run_tests; print(run_tests(pathlib.Path(sys.argv[1]), {arguments}).code)"
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(LISTS)}
+    command = [sys.executable, "-c", code, str(folder)]
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+        command, cwd=folder.parent, env=environment, capture_output=True, text=True, check=True
     )
-    assert ran.stdout == "0\n", ran.stderr
+    return ran.stdout.strip()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an empty folder for a tree."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    return folder
+
+
+def test_the_test_that_killed_a_mutation_runs_first_and_slow_ones_last(folder: Path) -> None:
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    (folder / "test_ordered.py").write_text(ORDERED)
+    assert code_of(folder, "['test_ordered.py'], 'test_ordered.py::test_killer'") == "0"
     assert (folder / "test_ordered.py.order").read_text() == "killer first second slow "
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [("os.kill(os.getpid(), signal.SIGHUP)", f"-{int(signal.SIGHUP)}"), ("time.sleep(600)", "None")],
+)
+def test_a_signal_that_ends_the_tests_is_told_from_a_hang(does: str, code: str, folder: Path) -> None:
+    (folder / "test_it.py").write_text(f"import os, signal, time\n\ndef test_it():\n    {does}\n")
+    assert code_of(folder, "['test_it.py'], seconds=3") == code
