@@ -300,7 +300,8 @@ class Tried:
 @contextmanager
 def copied(original: Path) -> Iterator[Path]:
     """Yield a tree that shares its files with another, in a folder with room for logs."""
-    with tempfile.TemporaryDirectory(prefix="mutation-") as temporary:
+    # A process that a test has left may write bytecode while the folder is removed.
+    with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary).resolve() / "tree"
         # No test writes into the tree. A symbolic link's target would be code without the mutation.
         shutil.copytree(original, folder, symlinks=True, copy_function=os.link)
