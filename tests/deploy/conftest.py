@@ -19,6 +19,7 @@ from deploy.servers.processes import processes_of
 from deploy.servers.settings import PORTS, Settings, write_private
 from tests.support.fixtures import RECIPE
 from tests.support.fork_server import WITH_PREFECT
+from tests.support.processes import with_word
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,11 +61,7 @@ class Servers:
         named = {
             name: {each.pid for each in processes_of(self.folder, name)} for name in ("prefect", "mlflow")
         }
-        main = {
-            each.pid
-            for each in psutil.process_iter(["status", "cmdline"])
-            if each.info["status"] != psutil.STATUS_ZOMBIE and data in (each.info["cmdline"] or [])
-        }
+        main = {each.pid for each in with_word(psutil.process_iter(), data)}
         return {**named, "postgres": main}
 
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.support.orchestrated import events, pace
+from tests.support.processes import with_word
 from tests.support.real_runs import (
     Starter,
     prefect_at,
@@ -341,8 +342,10 @@ def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is
     wait_for(lambda: "reward started 1" in events(workspace))
     [server] = [
         child
-        for child in psutil.Process(process.pid).children()
-        if "vantage.flows.prefect_server.tied_process" in child.cmdline() and "uvicorn" in child.cmdline()
+        for child in with_word(
+            psutil.Process(process.pid).children(), "vantage.flows.prefect_server.tied_process"
+        )
+        if "uvicorn" in child.cmdline()
     ]
     server.kill()
     printed, errors = process.communicate(timeout=300)

@@ -7,11 +7,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psutil
 
 from tests.support import fake_vllm, served_stages
+from tests.support.processes import read_living
 from vantage.schemas.records.job import StageJob, StageResult
 from vantage.tasks.rollout import running_vllm
 from vantage.tasks.rollout.remote_engine import RemoteEngine
@@ -84,14 +86,15 @@ def run_with_servers(job: StageJob) -> StageResult:
     """Do the stage with servers of its own, the small one, in turns one of which is killed."""
 
     def kill_a_server(number: int) -> None:
+        lines = read_living(psutil.Process().children(recursive=True), psutil.Process.cmdline)
         servers = [
             each
-            for each in psutil.Process().children(recursive=True)
-            if "--load-format" in (line := each.cmdline())
-            and "vantage.tasks.rollout.guarded_process" not in line
+            for each, line in lines.items()
+            if "--load-format" in line and "vantage.tasks.rollout.guarded_process" not in line
         ]
         if servers:  # otherwise all servers have ended, and none is started again yet
-            servers[number % len(servers)].kill()
+            with suppress(psutil.NoSuchProcess):
+                servers[number % len(servers)].kill()
 
     moments = _Moments(job, kill_a_server)
     moments.before(VllmServer, "draw", "sampling")

@@ -14,6 +14,7 @@ import ray
 
 from tests.attempts.launchers.test_ray_train import RayCluster
 from tests.support.fake_vllm_server import PROGRAM
+from tests.support.processes import read_living
 from tests.support.real_runs import wait_for
 from tests.tasks.alike import assert_alike_weights
 from tests.tasks.rollout.test_own_servers import engine_of
@@ -68,17 +69,17 @@ def driver(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray
 
 def servers_of(scratch: Path) -> list[psutil.Process]:
     """Return the servers of a stage that run, on all nodes, without the processes that guard them."""
-    found = []
-    for each in psutil.process_iter(["cmdline"]):
-        line = each.info["cmdline"] or []
-        if str(scratch / "servers") in line and "vantage.tasks.rollout.guarded_process" not in line:
-            found.append(each)
-    return found
+    lines = read_living(psutil.process_iter(), psutil.Process.cmdline)
+    return [
+        each
+        for each, line in lines.items()
+        if str(scratch / "servers") in line and "vantage.tasks.rollout.guarded_process" not in line
+    ]
 
 
-def node_of(server: psutil.Process) -> int:
-    """Return the process of Ray that is the server's node, which names itself to all that it starts."""
-    return int(server.environ()["RAY_RAYLET_PID"])
+def nodes_of(servers: list[psutil.Process]) -> set[int]:
+    """Return the processes of Ray that are the servers' nodes. A node names itself to all that it starts."""
+    return set(read_living(servers, lambda server: int(server.environ()["RAY_RAYLET_PID"])).values())
 
 
 def end_within(scratch: Path, seconds: float) -> bool:
@@ -109,20 +110,20 @@ def test_servers_are_spread_over_nodes_and_start_again_where_there_is_room(
             time.sleep(0.5)
 
     first = samples(1)
-    nodes_of_first = {node_of(each) for each in first}
+    nodes_of_first = nodes_of(first)
     assert len(first) == len(nodes_of_first) == 2, "one on each node"
     moved_policy(policy, 0.05)
     engine.take_weights(policy.causal_lm.named_parameters())
     first[0].kill()
     again = samples(2)
-    assert {node_of(each) for each in again} == nodes_of_first
+    assert nodes_of(again) == nodes_of_first
     assert first[1] in again and first[0] not in again
 
     nodes = driver.say("lose")
     try:
         wait_for(lambda: len(servers_of(codec.scratch)) == 1)  # type: ignore[arg-type]
         at_one = samples(3)
-        assert len(at_one) == 2 and len({node_of(each) for each in at_one}) == 1
+        assert len(at_one) == 2 and len(nodes_of(at_one)) == 1
     finally:
         if nodes == 1:
             driver.say("add 2")
@@ -221,7 +222,7 @@ def test_two_nodes_collect_the_responses_that_one_machine_collects_even_after_th
     seen: set[int] = set()
 
     def look() -> None:
-        seen.update(node_of(each) for each in servers_of(jobs["together"].scratch))
+        seen.update(nodes_of(servers_of(jobs["together"].scratch)))
 
     result = launch(jobs["together"], tmp_path / "together", nodes=2, attempt=2, on_poll=look)
     assert len(seen) == 2

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.processes import read_living
 from vantage.schemas.recipe.builtin_verifiers import CodeVerifier
 from vantage.tasks.rewards import sandbox
 from vantage.tasks.rewards.sandbox import (
@@ -36,8 +37,9 @@ def ran(program: str, *, stdin: str = "", isolated: bool = True) -> Ran:
 
 
 def below() -> set[int]:
-    children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE}
+    return {
+        child.pid for child in read_living(psutil.Process().children(recursive=True), psutil.Process.ppid)
+    }
 
 
 @pytest.fixture(autouse=True)

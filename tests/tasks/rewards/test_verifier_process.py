@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.packages import copy_packages
+from tests.support.processes import read_living
 from tests.support.real_runs import wait_for
 from tests.support.slow import slow
 from vantage.attempts.launchers.stage_process import explain
@@ -48,8 +49,7 @@ def refusal(verifier: VerifierProcess) -> str:
 
 def children() -> set[psutil.Process]:
     """Return the processes below this one that live; other tests of the same worker may have left some."""
-    below = psutil.Process().children(recursive=True)
-    return {child for child in below if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
+    return set(read_living(psutil.Process().children(recursive=True), psutil.Process.ppid))
 
 
 def test_batches_are_judged_by_one_process_that_keeps_its_state(

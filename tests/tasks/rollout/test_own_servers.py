@@ -18,6 +18,7 @@ import torch
 
 from tests.support.fake_vllm_server import PROGRAM
 from tests.support.fork_server import WITH_TORCH
+from tests.support.processes import read_living
 from tests.tasks.rollout.test_remote_engine import assert_alike, by_hand
 from tests.tasks.rollout.test_vllm_engine import moved
 from tests.tasks.rollout.test_vllm_engine import parts as parts_of
@@ -70,11 +71,8 @@ def engine_of(
 
 def programs() -> list[psutil.Process]:
     """Return the servers that this process has started and that run, with the two processes that guard each of them."""
-    return [
-        each
-        for each in psutil.Process().children(recursive=True)
-        if each.status() != psutil.STATUS_ZOMBIE and "fake_vllm_server" in " ".join(each.cmdline())
-    ]
+    lines = read_living(psutil.Process().children(recursive=True), psutil.Process.cmdline)
+    return [each for each, line in lines.items() if "fake_vllm_server" in " ".join(line)]
 
 
 @pytest.mark.slow
@@ -177,7 +175,7 @@ def test_what_a_killed_stage_has_started_ends(killed: str) -> None:
     _, alive = psutil.wait_procs(started[1:], timeout=30)
     wanting.kill()
     wanting.wait()
-    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
+    assert read_living(alive, psutil.Process.cmdline) == {}
 
 
 def test_the_gpus_of_servers_have_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
