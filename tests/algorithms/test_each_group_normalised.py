@@ -50,6 +50,7 @@ def test_sums_that_are_equal_keep_their_contrast() -> None:
     assert found[0] > 0 > found[1] == found[2]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_an_oracle_in_float64(groups: int, samples: int, names: int, random: Any) -> None:
     """Advantages equal those of a loop over groups in float64."""

@@ -90,6 +90,7 @@ def test_masked_positions_leave_no_trace_in_loss_gradient_or_metrics(case, seed,
     assert metrics_of(dirty) == metrics_of(clean)
 
 
+@pytest.mark.slow
 @every_loss
 @few
 @given(seed=seeds)

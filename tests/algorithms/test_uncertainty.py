@@ -80,6 +80,7 @@ def test_the_error_that_is_told_is_the_true_spread(correlation: float) -> None:
     assert np.std(means) == pytest.approx(truth, rel=0.04)
 
 
+@pytest.mark.slow
 def test_a_ratio_of_uneven_clusters_is_told_its_true_spread() -> None:
     """Responses have 5 to 50 tokens; each prompt has a level of its own, and 1 to 4 responses."""
     rng = np.random.default_rng(3)
@@ -121,6 +122,7 @@ def test_the_jackknife_is_what_leaving_out_each_prompt_in_turn_gives() -> None:
     assert (estimate.num_clusters, estimate.num_rows) == (7, 21)
 
 
+@pytest.mark.slow
 def test_the_jackknife_of_explained_variance_is_told_its_true_spread() -> None:
     rng = np.random.default_rng(5)
     estimates = [

@@ -106,6 +106,7 @@ def test_a_changed_module_that_is_imported_changes_it_and_no_other(package: Path
     assert digest() != before
 
 
+@pytest.mark.slow
 def test_a_row_of_the_table_of_kinds_is_no_code_of_another_kind() -> None:
     """A revision that is raised, and a kind that is added, change it."""
     for kind in KINDS.values():

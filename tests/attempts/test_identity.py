@@ -66,6 +66,7 @@ def test_it_is_recorded_with_the_artifact_by_the_process_that_computes(
     assert read_environment(workspace.storage, outcome.provenance["environment"]) == environment()
 
 
+@pytest.mark.slow
 def test_in_a_bucket(
     bucket: str, recipe: ResolvedRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

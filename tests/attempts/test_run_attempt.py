@@ -112,6 +112,7 @@ def outcome_in(folder: Path) -> AttemptOutcome:
     return AttemptOutcome.model_validate_json((folder / "outcome.json").read_bytes())
 
 
+@pytest.mark.slow
 def test_in_a_process_that_knows_neither_prefect_nor_mlflow_it_makes_the_same_artifact(
     workspace: Workspace, recipe_file: Path, made: dict[str, Artifact], tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_of_two_at_once_one_computes_and_the_other_waits_says_for_whom_and_adopt
     assert (seen.attempts, seen.polls) == ([], 0)
 
 
+@pytest.mark.slow
 def test_asked_to_stop_by_a_signal_it_saves_and_another_goes_on(
     workspace: Workspace, recipe_file: Path, made: dict[str, Artifact], tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_rows_are_shown_with_their_roles_and_the_entry_for_a_recipe(tmp_path: Pa
     assert "problems  none" in done.stdout
 
 
+@pytest.mark.slow
 def test_with_a_model_its_template_and_its_tokens_are_shown(tmp_path: Path) -> None:
     turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     talk = [{"role": role, "content": content} for role, content in turns]

@@ -345,6 +345,7 @@ def test_completion_is_offered_for_shells(shell: str) -> None:
     assert "_VANTAGE_COMPLETE=complete" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, completed",
     [
@@ -371,6 +372,7 @@ def test_recipes_and_runs_are_completed(words: str, completed: str, finished: Wo
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["1", "0001", "0001-fa", "latest"])
 def test_a_run_may_be_named_shortly(named: str, finished: Workspace) -> None:
     folder = ["--workspace", str(finished.root)]

@@ -94,6 +94,7 @@ def test_one_model_is_asked_with_all_cpus_or_the_threads_that_are_asked_for(
     assert threads_told == ["2", "1", "2", "2", "1"]
 
 
+@pytest.mark.slow
 def test_the_command_that_a_run_ends_with_works_as_it_is_printed(
     small_chat_run: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

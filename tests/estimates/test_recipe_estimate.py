@@ -225,6 +225,7 @@ def test_what_is_measured_beside_the_score_is_counted() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_was_collected_is_not_sampled_or_scored_again() -> None:
     """Value pretraining has 3 iterations of 64 responses, and reads 512 held-out responses twice. When all rollouts
     were collected beforehand, only the held-out responses pass the policy."""
@@ -506,6 +507,7 @@ def test_a_quickstart_for_seven_billion_weights_names_the_gpus_that_it_needs(tmp
     assert policy.smallest is not None and policy.smallest[0].world in (4, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "gpu", "rows"),
     [
@@ -526,6 +528,7 @@ def test_passes_that_train_do_not_bound_what_a_gpu_samples(
         assert each.at_once == (each.count if rows is None else min(rows, each.count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["evaluation", "collected", "pairs"])
 @pytest.mark.parametrize(
     ("settings", "gpu", "rows"),

@@ -195,6 +195,7 @@ def test_a_gate_that_stays_closed_stops_the_run_after_its_last_extension(
     )
 
 
+@pytest.mark.slow
 def test_code_that_has_changed_since_is_shown_and_recorded(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

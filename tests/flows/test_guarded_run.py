@@ -85,6 +85,7 @@ def test_a_guards_end_is_what_the_recipe_asks_for_so_another_run_takes_it_and_sa
     assert events(workspace).count("policy started 1") == 1
 
 
+@pytest.mark.slow
 def test_a_warning_changes_no_status(workspace: Workspace, recipe_file: Path) -> None:
     record, _ = go_through(workspace, recipe_file, WARN)
     assert record.status == "completed"

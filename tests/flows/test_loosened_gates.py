@@ -57,6 +57,7 @@ def test_run_json_and_the_outbox_have_it(loosened: RunRecord, workspace: Workspa
     assert "value: the gate was loosened: " in limits, "what the policy was made of counts, too"
 
 
+@pytest.mark.slow
 def test_a_gate_that_is_left_out_is_loosened_too(workspace: Workspace, recipe_file: Path) -> None:
     go_through(workspace, recipe_file, *CLOSED)
     record = go_through(workspace, recipe_file, "stages.value.gate=[]")

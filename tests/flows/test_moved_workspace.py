@@ -19,6 +19,7 @@ from vantage.tasks.stages import run_stage
 from vantage.tasks.training.checkpoint_folders import commit, saving_folder
 
 
+@pytest.mark.slow
 def test_the_run_ends_at_once_and_goes_on_when_it_is_back(
     workspace: Workspace, recipe_file: Path, tmp_path: Path
 ) -> None:

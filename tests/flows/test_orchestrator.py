@@ -422,6 +422,7 @@ def test_a_single_sequence_that_does_not_fit_is_not_tried_again(
     assert "one sequence or pair alone, a pass of 10 positions, does not fit" in str(stage.reason)
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_is_killed_with_its_stacks_and_goes_on_once(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -483,6 +484,7 @@ def test_a_stage_that_is_stopped_goes_on_from_its_checkpoint(workspace: Workspac
     assert (stage.status, stage.attempt, stage.digest) == ("completed", 2, expected)
 
 
+@pytest.mark.slow
 def test_metrics_reach_the_ledger_up_to_the_committed_checkpoint_only(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -592,6 +594,7 @@ def test_what_changed_since_the_attempt_that_is_resumed_is_recorded(
     assert stage.provenance["resumed_across"].endswith("→ 9.0")
 
 
+@pytest.mark.slow
 def test_a_source_that_is_replaced_after_its_key_was_made_is_refused(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_the_same_critics_give_the_same_page(text: str) -> None:
     assert critic_page("Critics of run 0001-a-000000", [critic()], [DRIFT]) == text
 
 
+@pytest.mark.slow
 def test_a_prompt_is_text_and_a_secret_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-0123456789")
     [worst] = diagnosis().worst_prompts
@@ -131,6 +132,7 @@ def test_tables_by_hand() -> None:
     assert cells_of("Prompts with the largest error")[0] == ("3 a+4? <b>", "4", "1.00", "-2.00", "25.0 %")
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_has_no_table_and_no_plot() -> None:
     alone = diagnosis(within_prompts=None, by_difficulty=(), orderings=(), worst_prompts=())
     titles = [table.title for table in diagnosis_tables(alone)]

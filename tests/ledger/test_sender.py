@@ -66,6 +66,7 @@ def test_what_one_run_could_not_send_the_next_one_sends_before_its_own(
     assert reused.data.tags["vantage.reused_from"] == made["sft"].info.run_id
 
 
+@pytest.mark.slow
 def test_an_outbox_that_another_process_sends_is_waited_for_and_no_outage(
     workspace: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_report_is_not_waited_for_where_mlflow_has_just_not_answered(
     assert [each.path for each in client.list_artifacts(parent.info.run_id)] == ["report.html"]
 
 
+@pytest.mark.slow
 def test_a_database_that_was_lost_is_written_again(workspace: Path, database: Path) -> None:
     record_run(workspace, "0001-tiny-aaaaaa")
     expected = snapshot(client_of(workspace), "0001-tiny-aaaaaa")

@@ -82,6 +82,7 @@ def test_quantiles_begin_as_copies_and_an_ensemble_begins_apart(tiny: Path, sequ
     assert not torch.equal(other.head.weight, critic_of(tiny, ENSEMBLE).head.weight)
 
 
+@pytest.mark.slow
 @every(("form", "entries"), [(QUANTILES, {"quantiles": 5}), (ENSEMBLE, {"ensemble": 3}), (ONE_VALUE, {})])
 def test_a_critic_s_folder_records_its_form(
     form: CriticHead,

@@ -421,6 +421,7 @@ def test_keeping_logits_changes_no_bit(
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_tokens", [1, 5, None])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_full_kl_and_its_gradients_are_those_of_full_logits(name: str, chunk_tokens: int | None) -> None:

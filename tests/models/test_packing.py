@@ -151,6 +151,7 @@ def test_loss_and_gradient_are_those_of_the_padded_batch(name: str) -> None:
         torch.testing.assert_close(found, expected[weight], rtol=tolerance, atol=tolerance, msg=weight)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -100,6 +100,7 @@ def test_in_4_bits_passes_and_gradients_have_the_same_bits(
     assert found[0][2] == found[1][2], "checkpoints hold the adapters, and no scale"
 
 
+@pytest.mark.slow
 def test_networks_on_one_base_share_what_is_in_4_bits(plain: Path, tmp_path: Path) -> None:
     round_folder(plain, tmp_path / "rounded")
     files = ModelFiles(tmp_path / "rounded")

@@ -166,6 +166,7 @@ def test_responses_are_those_of_the_plain_loop(
     assert 3 <= counts.graphs_captured <= 9, "few rows, few lengths"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_in_bfloat16_log_probabilities_are_those_of_the_trainer(
@@ -301,6 +302,7 @@ def test_stop_strings_end_responses_where_they_did(
         assert by_strings, "strings end some"
 
 
+@pytest.mark.slow
 def test_adapters_are_part_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(REPLAYED["llama"])
     add_adapters(model, Adaptation(Lora(rank=2), seed=1))
@@ -314,6 +316,7 @@ def test_adapters_are_part_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain.responses != draw(built(REPLAYED["llama"])).responses
 
 
+@pytest.mark.slow
 def test_weights_that_change_between_calls_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under autocast a call has copies of them, which are its own."""
     model = built(REPLAYED["llama"])

@@ -96,6 +96,7 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(temperature: float) -> N
     assert ((counts - num_draws * p).abs() <= 5 * standard_error + 1).all()
 
 
+@pytest.mark.slow
 def test_a_row_depends_on_the_seed_and_its_place_alone(tiny_policy: PreTrainedModel) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -116,6 +117,7 @@ def test_the_same_prompt_several_times_gives_different_samples(tiny_policy: PreT
     assert len({tuple(row) for row in result.responses}) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 4])
 def test_a_prompt_is_read_once_whatever_number_of_responses_it_has(
     size: int | None, tiny_policy: PreTrainedModel
@@ -226,6 +228,7 @@ def test_batches_hold_both_bounds_and_are_as_large_as_these_allow(limits: PassLi
     assert not any(fits([*batch, later[0]]) for batch, later in pairwise(found))
 
 
+@pytest.mark.slow
 def test_a_row_longer_than_the_budget_is_sampled_alone(tiny_policy: PreTrainedModel) -> None:
     widths: list[int] = []
     seen = tiny_policy.register_forward_pre_hook(

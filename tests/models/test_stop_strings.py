@@ -225,6 +225,7 @@ def parts_of(texts: Sequence[str]) -> list[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_greedy_is_what_generate_says_with_stop_strings(name: str) -> None:
     tokenizer, prompts = TOKENIZERS[name], prompts_of(name)[:6]
@@ -245,6 +246,7 @@ def test_greedy_is_what_generate_says_with_stop_strings(name: str) -> None:
         assert response == output[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("shrink_at", [0.0, 0.9])
 def test_rows_end_each_at_their_own_step_and_are_otherwise_what_they_were(

@@ -71,6 +71,7 @@ def approve(workspace: Workspace, subject: str = "sft", **changes: object) -> Ap
     return answer(workspace, record.run_id, subject, **given)[0]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_it_waits_is_approved_of_and_goes_on(
     workspace: Workspace, recipe_file: Path, ledger_database: str
 ) -> None:
@@ -361,6 +362,7 @@ def _outbox(workspace: Workspace, run_id: str) -> list[tuple[int, dict[str, obje
     return list(Outbox(workspace.folder(run_id) / "ledger").read())
 
 
+@pytest.mark.slow
 def test_without_an_answering_mlflow_the_answer_waits_in_the_outbox(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

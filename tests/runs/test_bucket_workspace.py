@@ -72,6 +72,7 @@ def test_a_run_goes_on_on_another_machine_and_makes_what_a_folder_makes(
     assert (view.status, view.contradictions, view.damage) == ("completed", (), {})
 
 
+@pytest.mark.slow
 def test_the_outbox_of_the_ledger_goes_along(machine: Machine, recipe_file: Path) -> None:
     here = machine()
     with orchestrated(here, recipe_file) as orchestrator:

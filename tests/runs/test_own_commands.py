@@ -43,6 +43,7 @@ def test_another_installations_program_of_that_name_is_not_meant(
     assert own_commands.program("vantage") == str(BIN / "vantage")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("outside")
 def test_a_run_command_works_as_it_is_printed(tmp_path: Path) -> None:
     """Braces, spaces and stars in overrides and paths survive the shell."""

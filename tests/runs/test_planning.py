@@ -132,6 +132,7 @@ def answered(recipe: Path) -> tuple[str]:
     return (f"data.prompts.source={recipe.with_name('prompts.jsonl')}",)
 
 
+@pytest.mark.slow
 def test_a_changed_verifier_is_imported_again_and_its_readers_run_again(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_changed_verifier_is_imported_again_and_its_readers_run_again(
     assert finished == ["verifiers.mine", "value", "policy", "evaluation"]
 
 
+@pytest.mark.slow
 def test_what_a_changed_verifier_changes_is_said_where_it_is_read(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -207,6 +209,7 @@ def test_prompts_are_prepared_anew_for_who_may_ask_for_answers_and_are_the_same_
     assert finished == ["data.prompts", "verifiers.mine", "evaluation"]
 
 
+@pytest.mark.slow
 def test_a_verifiers_file_that_has_gone_is_an_error_that_names_it(
     workspace: Workspace, recipe_file: Path
 ) -> None:

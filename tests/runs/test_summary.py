@@ -104,6 +104,7 @@ def test_the_policy_is_asked_and_exported_where_there_is_one(record: RunRecord) 
     assert commands_for_policy(record.model_copy(update={"stages": nothing}), "my runs") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["two\nlines", "-1+2?", "long " * 20])
 def test_a_prompt_that_is_no_short_line_is_left_out_of_the_command(record: RunRecord, prompt: str) -> None:
     with_prompt = StageRecord(samples=({"prompt": prompt},))

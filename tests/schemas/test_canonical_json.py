@@ -21,6 +21,7 @@ def test_canonical_json_is_one_text_written_out_by_hand() -> None:
     assert canonical_json(value) == r'{"a":{"\u00e9":"\n"},"b":[1,2.0,true,null],"c":1e-05}'
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), JSON))
 def test_canonical_json_does_not_depend_on_the_order_of_insertion(value: dict[str, Any]) -> None:
     assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)

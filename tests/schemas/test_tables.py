@@ -200,6 +200,7 @@ RANKINGS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(RANKINGS, min_size=1, max_size=6), min_size=1, max_size=3))
 def test_the_masks_over_rankings_agree_with_rules_row_by_row(batches: list[list[dict[str, Any]]]) -> None:
     tables = [pa.Table.from_pylist(rows, schema=RANKING_TYPES) for rows in batches]

@@ -42,6 +42,7 @@ def write(ended: Ended, text: str) -> None:
     (ended.workspace.root / FILE).write_text(text)
 
 
+@pytest.mark.slow
 def test_without_a_policy_everything_may_be_published(ended: Ended) -> None:
     assert read_policy(ended.workspace) is None
     assert why_not(ended) is None

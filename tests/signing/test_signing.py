@@ -64,6 +64,7 @@ def outcomes(ended: Ended, keys: Keys, *required: str) -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_signs_all_that_it_makes_and_openssf_agrees(ended: Ended, keys: Keys) -> None:
     assert ended.record.unsigned == {}
     found = pairs(ended.workspace)

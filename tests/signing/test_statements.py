@@ -82,6 +82,7 @@ def test_no_clock_no_host_and_no_path_is_in_it(ended: Ended, keys: Keys) -> None
         assert said == canonical_json(json.loads(said))
 
 
+@pytest.mark.slow
 def test_another_run_of_the_same_recipe_says_the_same_but_for_its_name(
     ended: Ended, keys: Keys, copied: Ended
 ) -> None:

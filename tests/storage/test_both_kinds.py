@@ -305,6 +305,7 @@ def seal_stop_and_commit(machine: Machine) -> str:
     return "committed"
 
 
+@pytest.mark.slow
 def test_a_stopped_writer_that_wakes_up_after_its_successor_is_fenced(place: Place, forker: Forker) -> None:
     with forker.process(seal_stop_and_commit, place.machine()) as writer:
         writer.wait_until_stopped()
@@ -334,6 +335,7 @@ def test_one_works_on_a_key_the_other_waits_and_is_told_for_whom(place: Place) -
         assert time.monotonic() - began < 30, "what was given back is free at once"
 
 
+@pytest.mark.slow
 def test_a_key_is_free_again_when_its_holder_is_killed(place: Place, forker: Forker, tmp_path: Path) -> None:
     held = tmp_path / "held"
     waiter = place.machine(lease_seconds=0.5).open()

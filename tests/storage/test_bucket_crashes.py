@@ -141,6 +141,7 @@ def hold(storage: Storage) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_request_of_a_lease_keeps_the_next_no_longer_than_the_lease(
     bucket: str, tmp_path: Path, forker: Forker
 ) -> None:
@@ -178,6 +179,7 @@ def go_on_to_8(storage: Storage) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_request_of_a_checkpoints_copy_leaves_a_whole_one(
     bucket: str, tmp_path: Path, forker: Forker
 ) -> None:

@@ -99,6 +99,7 @@ def replace_often(path: Path, write: Callable[[Path, bytes], None], number: int)
     )  # not through the exits that Prefect registers in the process that forked: they fail in a child
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_fsync")
 @pytest.mark.parametrize("write", [replace_file, replace_file_unsynced])
 def test_processes_that_replace_one_file_disturb_neither_each_other_nor_readers(

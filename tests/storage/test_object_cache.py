@@ -189,6 +189,7 @@ def test_what_is_being_fetched_by_another_is_not_cleared_away(source: Source) ->
     assert list((source.cache.root / "fetching").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_storages_copies_are_bounded_and_fetched_again_when_they_are_needed(
     bucket_place: BucketPlace, tmp_path: Path
 ) -> None:

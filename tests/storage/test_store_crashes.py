@@ -106,6 +106,7 @@ def test_a_full_disk_at_any_write_leaves_the_old_and_a_later_try_works(
     assert number > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adopts", [False, True], ids=["moves", "adopts"])
 def test_power_loss_after_any_operation_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopts: bool

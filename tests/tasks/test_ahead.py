@@ -151,6 +151,7 @@ def test_only_what_was_begun_is_taken(pipeline: Any, monkeypatch: pytest.MonkeyP
     assert resumed.generate(**asked) == after
 
 
+@pytest.mark.slow
 def test_advantages_are_weighted_by_capped_ratios(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +237,7 @@ def test_a_thread_that_ends_leaves_the_autocast_cache_to_the_pass_that_trains(
     assert cleared == ["MainThread"], "with a sampler that is not beside a pass"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["sampling", "training"])
 def test_which_is_done_first_changes_no_bit(
     slow: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
@@ -486,6 +488,7 @@ def test_a_killed_critic_ends_with_the_same_bytes(
     same_bytes_after_a_kill(run_stage, job_in, tmp_path, step=2, contents=contents, monkeypatch=monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_critic_that_is_good_enough_leaves_no_thread(pipeline: Any, tmp_path: Path) -> None:
     """Patience ends the stage while the next rollout is sampled."""
     job = value_in(tmp_path / "job", pipeline, ahead=1, learning_rate=1e-12, patience=1, iterations=9)

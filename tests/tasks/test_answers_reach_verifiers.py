@@ -143,6 +143,7 @@ def test_every_response_of_a_rollout_is_paid_by_its_prompts_answer(
             assert prompts[::2] == prompts[1::2]
 
 
+@pytest.mark.slow
 def test_a_greedy_baseline_is_paid_by_its_prompts_answer(
     pipeline: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +253,7 @@ def test_an_evaluation_is_judged_by_the_answers(pipeline: Any, inputs: dict[str,
     assert set(expected) == {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_pairs_are_collected_by_the_answers(pipeline: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     work = PreferenceCollection(
         kind="preference_collection",

@@ -41,6 +41,7 @@ def judged(folder: Path, pipeline: Any, judge: FakeJudge, *names: str, **fields:
     return job.model_copy(update={"rewards": {"main": Reward(terms=terms)}, "inputs": inputs})
 
 
+@pytest.mark.slow
 def test_questions_are_under_way_before_the_last_batch_is_sampled(
     pipeline: Any, tmp_path: Path, judge: FakeJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def test_questions_are_under_way_before_the_last_batch_is_sampled(
     assert begun[:4] == sorted(set(begun[:4]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["judge", "sampler"])
 def test_which_is_slower_changes_no_bit_and_nothing_is_asked_twice(
     slow: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch

@@ -220,6 +220,7 @@ def test_out_of_memory_it_ends_with_the_same_weights_in_half_the_micro_batch(
     )
 
 
+@pytest.mark.slow
 def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Path) -> None:
     job = job_in(pipeline, tmp_path)
     result = run(job)

@@ -28,6 +28,7 @@ def returns_by_hand(gathered: Gathered) -> list[float]:
     return returns
 
 
+@pytest.mark.slow
 def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_back(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

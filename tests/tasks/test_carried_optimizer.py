@@ -41,6 +41,7 @@ def pretrained(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return job.output
 
 
+@pytest.mark.slow
 def test_only_who_asks_writes_it(pipeline: Any, pretrained: Path) -> None:
     assert (pretrained / FILE).is_file()
     assert not (pipeline.folder("value") / FILE).exists()

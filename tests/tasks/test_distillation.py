@@ -46,6 +46,7 @@ def colons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUILTIN_FUNCTIONS, "arithmetic", lambda prompt, response, answer: ":" in response)
 
 
+@pytest.mark.slow
 def test_the_student_becomes_its_teacher(colons: None, pipeline: Any, tmp_path: Path) -> None:
     """The KL falls to a tenth, the score rises to the teacher's, and a gate on the share of its lead opens at 95 %."""
     job = job_in(
@@ -86,6 +87,7 @@ def test_a_teacher_without_a_lead_leaves_the_share_undefined(
     assert not verdict.passed and "no lead to share" in str(verdict)
 
 
+@pytest.mark.slow
 def test_the_student_that_scores_best_on_validation_prompts_is_the_artifact(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_out_of_memory_it_ends_with_the_same_weights_in_half_the_micro_batch(
     )
 
 
+@pytest.mark.slow
 def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Path) -> None:
     job = job_in(pipeline, tmp_path)
     result = run(job)

@@ -148,6 +148,7 @@ def lines(job: StageJob) -> list[str]:
     return sorted(answer.line() for answer in answers_in(job.scratch / ANSWERS))
 
 
+@pytest.mark.slow
 def test_a_rerun_reads_the_stored_answers_and_asks_no_server(
     asked: Done, pipeline: Any, tmp_path: Path, contents: Callable[[Path], dict[str, bytes]]
 ) -> None:

@@ -218,6 +218,7 @@ def test_out_of_memory_it_ends_with_the_same_weights_in_half_the_micro_batch(
     )
 
 
+@pytest.mark.slow
 def test_half_precision_trains_and_holds_a_frozen_reference_in_it(pipeline: Any, tmp_path: Path) -> None:
     """The policy is its own reference here: in the first step the two differ by rounding alone."""
     job = job_in(pipeline, tmp_path, precision="bfloat16")

@@ -56,6 +56,7 @@ def models_of(job: StageJob, name: str) -> Models:
     return Models(policy=load(job.inputs["init"]), reference=reference, temperature=1.0)
 
 
+@pytest.mark.slow
 @every_loss
 @pytest.mark.parametrize("limits", [{"microbatch_size": 1}, {"microbatch_size": 3}])
 def test_micro_batches_leave_the_gradient_unchanged(

@@ -273,6 +273,7 @@ def test_a_models_verdict_for_the_candidate_is_against_the_baseline(
     assert kept == [[1.0] * 2 + [0.5] * 4 + [0.0] * 10, [0.0] * 2 + [0.5] * 4 + [1.0] * 10]
 
 
+@pytest.mark.slow
 def test_each_model_is_loaded_once(pipeline: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two policies are each sampled and asked greedily, and one reward model judges all four."""
     loaded: list[str] = []

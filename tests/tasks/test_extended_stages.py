@@ -116,6 +116,7 @@ def test_a_stage_in_two_parts_is_the_stage_in_one(
     assert contents(state_of(longer, tmp_path / "again")) == contents(state_of(whole, tmp_path / "kept"))
 
 
+@pytest.mark.slow
 def test_a_kept_state_is_all_that_moves_and_nothing_that_a_clock_decides(
     pipeline: Any, tmp_path: Path, contents: Contents
 ) -> None:

@@ -34,6 +34,7 @@ def fires_at(metric: str, action: str, *, over: int) -> Guard:
     return Guard.model_validate({"metric": metric, "above": -1e9, "over": over, "action": action})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
 def test_guards_that_do_not_fire_change_no_bit(pipeline: Any, name: str, contents: Contents) -> None:
     silent, watching = (
@@ -80,6 +81,7 @@ def test_a_policy_stage_that_a_guard_finishes_is_the_stage_with_fewer_iterations
     )
 
 
+@pytest.mark.slow
 def test_a_policy_stage_that_restores_its_best_hands_on_what_was_validated_before(pipeline: Any) -> None:
     """The stage validates after iterations 0 and 2, and does not look at what three iterations made."""
     job = pipeline.job("policy", guards=(fires_at("grad_norm_policy", "restore_best", over=3),))
@@ -90,6 +92,7 @@ def test_a_policy_stage_that_restores_its_best_hands_on_what_was_validated_befor
     assert [score is not None for score in scores] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_a_value_stage_ends_early_by_a_guard_and_is_the_shorter_stage(
     pipeline: Any, contents: Contents
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_frozen_policy_does_not_move_while_its_critic_learns(pipeline: Any, tm
     assert any(not torch.equal(weights[tensor], after_one[tensor]) for tensor in critics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_in", [1, *slow(0, 2)])
 def test_killed_around_a_firing_a_policy_stage_ends_with_the_same_bits(
     pipeline: Any, contents: Contents, kill_in: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

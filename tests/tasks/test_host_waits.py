@@ -27,6 +27,7 @@ STEPS = {
 """Stage → what adds the gradient of a minibatch, and how often that may wait, whatever number of micro-batches it has."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STEPS)
 def test_a_minibatch_waits_as_often_however_many_passes_it_has(
     stage: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,6 +84,7 @@ def sampled(model: PreTrainedModel, prompts: list[list[int]], *, tokens: int, eo
 PADDED, ALIKE = [[5, 6, 7]] * 8 + [[5, 8]] * 8, [[5, 6, 7]] * 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [PADDED, ALIKE])
 def test_a_token_waits_once(prompts: list[list[int]], tiny: PreTrainedModel) -> None:
     """It waits for the number of responses that have not ended, on a GPU that of the token before, and for no mask."""
@@ -106,6 +108,7 @@ def test_rows_that_leave_the_batch_wait_once_more_each_time(tiny: PreTrainedMode
     assert longest < waits.own <= longest + len(ends) + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [1, 3])
 def test_responses_are_the_same_where_ends_are_known_late(
     late: int, tiny: PreTrainedModel, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 def test_nothing_is_sampled_and_no_reward_is_loaded(
     pipeline: Any, tmp_path: Path, sampled: list[int]
 ) -> None:
@@ -69,6 +70,7 @@ def test_nothing_is_sampled_and_no_reward_is_loaded(
     assert result.metrics["explained_variance"] is not None
 
 
+@pytest.mark.slow
 def test_half_of_a_rollout_is_sampled_anew(pipeline: Any, tmp_path: Path, sampled: list[int]) -> None:
     pipeline.folder("collected")
     sampled.clear()
@@ -142,6 +144,7 @@ def _job_in(pipeline: Any, fresh_share: float, folder: Path) -> StageJob:
     return value_job(pipeline, folder, fresh_share=fresh_share)
 
 
+@pytest.mark.slow
 def test_several_critics_learn_the_same_responses(pipeline: Any, tmp_path: Path) -> None:
     """Critics of two seeds and two starts read the collection's responses."""
     one, other = (value_job(pipeline, tmp_path / name) for name in ("one", "other"))

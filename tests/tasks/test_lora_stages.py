@@ -32,6 +32,7 @@ Contents = Callable[[Path], dict[str, bytes]]
 TRAINED = ["sft", "reward", "value", "policy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_stage_writes_adapters_alone_and_says_what_they_stand_on(name: str, lora_pipeline: Any) -> None:
     before = {path.name: path.read_bytes() for path in lora_pipeline.folder("model").iterdir()}
@@ -74,6 +75,7 @@ def test_a_stage_with_adapters_that_is_killed_and_run_again_gives_the_same_bytes
     assert contents(job.output) == whole
 
 
+@pytest.mark.slow
 def test_an_evaluation_compares_adapters_on_one_base(lora_pipeline: Any) -> None:
     metrics = lora_pipeline.metrics("evaluation")
     assert 0 <= metrics["accuracy"] <= 1
@@ -115,6 +117,7 @@ def test_the_reference_is_the_base_with_the_adapter_off(lora_pipeline: Any) -> N
     assert not torch.allclose(of_sft, logits[0], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reward", "policy"])
 def test_a_stage_that_trains_all_weights_merges_the_adapters_that_it_starts_from(
     name: str, lora_pipeline: Any
@@ -126,6 +129,7 @@ def test_a_stage_that_trains_all_weights_merges_the_adapters_that_it_starts_from
     assert "model.safetensors" in names and not names & {"adapter_config.json", "base.json"}
 
 
+@pytest.mark.slow
 def test_a_policy_whose_first_weights_were_the_best_says_that_it_is_its_base(
     lora_pipeline: Any,
 ) -> None:

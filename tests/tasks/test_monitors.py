@@ -217,6 +217,7 @@ def test_what_is_measured_changes_no_bit(pipeline: Any, contents: Contents) -> N
         assert {name: one[name] for name in measured} == {name: other[name] for name in measured}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iteration", [3, *slow(1)])
 def test_killed_and_resumed_it_reports_the_same(
     pipeline: Any, iteration: int, monkeypatch: pytest.MonkeyPatch
@@ -232,6 +233,7 @@ def test_killed_and_resumed_it_reports_the_same(
     assert len(one) == 4
 
 
+@pytest.mark.slow
 def test_percentiles_of_the_first_policy_stay_beside_the_newest(pipeline: Any) -> None:
     """After a step that changes nothing, both percentiles are those of the first policy."""
     job = pipeline.job("policy", validate_every=2, learning_rate=1e-12)

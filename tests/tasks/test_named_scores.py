@@ -94,6 +94,7 @@ def test_every_collected_response_has_its_named_scores_and_their_sum(
     )
 
 
+@pytest.mark.slow
 def test_each_named_score_has_a_curve(pipeline: Any, verifiers: Any, tmp_path: Path) -> None:
     work = BestOfN(
         kind="best_of_n",

@@ -66,11 +66,13 @@ def packed(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> StageJob:
     return job
 
 
+@pytest.mark.slow
 def test_a_packed_stage_trains_as_one_that_pads(plain: StageJob, packed: StageJob) -> None:
     assert len(losses(plain)) == 4
     assert_same_training(packed, plain)
 
 
+@pytest.mark.slow
 def test_a_killed_packed_stage_ends_with_the_same_bytes(
     packed: StageJob, pipeline: Any, contents: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +91,7 @@ def test_checkpointed_layers_change_no_byte(
     assert contents(job.output) == contents(packed.output)
 
 
+@pytest.mark.slow
 def test_in_bfloat16(pipeline: Any, tmp_path: Path) -> None:
     """The arithmetic has three digits; the losses of both differ by less."""
     both = {}
@@ -99,6 +102,7 @@ def test_in_bfloat16(pipeline: Any, tmp_path: Path) -> None:
     assert losses(both[True]) == pytest.approx(losses(both[False]), rel=3e-3)
 
 
+@pytest.mark.slow
 def test_adapters_alone(lora_pipeline: Any, tmp_path: Path) -> None:
     """A packed stage that trains adapters alone trains as one that pads."""
     both = {}

@@ -23,6 +23,7 @@ from vantage.tasks.training.cuts import OVERHEAD
 from vantage.tasks.training.scratch import JOURNAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "reward", *slow("value", "policy")])
 def test_a_step_says_how_much_of_its_passes_was_padding(
     stage: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

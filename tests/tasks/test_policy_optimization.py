@@ -93,6 +93,7 @@ def test_the_samplers_log_probabilities_save_the_policys_own_pass(
     assert exact.logprobs is rollout.sampled.sampler_logprobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])
 @pytest.mark.parametrize("microbatch_size", [1, 5])
 def test_micro_batches_leave_every_gradient_unchanged(

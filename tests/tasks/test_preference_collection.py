@@ -159,6 +159,7 @@ def test_a_demonstration_is_chosen_over_each_different_response() -> None:
     assert demonstrated_pairs("p", demonstration, responses("", " ")) == NO_TEXT
 
 
+@pytest.mark.slow
 def test_a_reward_chooses_the_best_and_the_worst_of_each_prompt(
     judged: tuple[StageJob, StageResult],
 ) -> None:
@@ -219,6 +220,7 @@ def test_metrics_and_report_count_every_prompt(judged: tuple[StageJob, StageResu
     }
 
 
+@pytest.mark.slow
 def test_lengths_are_in_tokens_with_the_end(pipeline: Any, tmp_path: Path) -> None:
     """The built-in tokenizer has a token for each character, and one for the end unless that was cut off."""
     job = job_in(pipeline, tmp_path, DEMONSTRATED)
@@ -231,6 +233,7 @@ def test_lengths_are_in_tokens_with_the_end(pipeline: Any, tmp_path: Path) -> No
     assert shortest <= metrics["mean_rejected_length"] <= limit
 
 
+@pytest.mark.slow
 def test_a_verifier_tells_right_from_wrong(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +251,7 @@ def test_a_verifier_tells_right_from_wrong(
     assert 0.0 < result.metrics["tied_share"] < 1.0
 
 
+@pytest.mark.slow
 def test_demonstrations_stand_against_the_policys_own_responses(pipeline: Any, tmp_path: Path) -> None:
     job = job_in(pipeline, tmp_path, DEMONSTRATED, samples_per_prompt=2)
     run(job)
@@ -371,6 +375,7 @@ def test_asked_to_stop_it_keeps_what_is_done(
     assert contents(job.output) == contents(judged[0].output)
 
 
+@pytest.mark.slow
 def test_another_seed_samples_other_pairs(
     pipeline: Any, judged: tuple[StageJob, StageResult], tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def lines(path: Path, rows: list[Any]) -> Path:
 ODD = (7, 2.5, True, ["a", "b"], {"a": 1}, 2**63, [[]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ODD, ids=str)
 @pytest.mark.parametrize("column", ["prompt", "response"])
 def test_one_odd_value_costs_its_row_and_rewrites_no_other(tmp_path: Path, odd: Any, column: str) -> None:

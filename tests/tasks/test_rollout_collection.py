@@ -125,6 +125,7 @@ def test_scores_are_the_reward_s(made: Any) -> None:
         assert row["score"] == pytest.approx(of_model - (0.0 if row["ended"] else 1.0), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_terms_are_kept_apart(pipeline: Any, tmp_path: Path) -> None:
     job = pipeline.job("collected", folder=tmp_path).model_copy(update={"rewards": {"main": CALIBRATED}})
     run_stage(job)
@@ -161,6 +162,7 @@ def test_it_reports_exactly_the_metrics_of_the_page(made: Any) -> None:
     assert result.metrics["uniform_group_share"] == sum(len(group) == 1 for group in groups) / len(groups)
 
 
+@pytest.mark.slow
 def test_the_journal_has_a_line_for_each_batch(pipeline: Any, tmp_path: Path) -> None:
     job = pipeline.job("collected", folder=tmp_path)
     run_stage(job)

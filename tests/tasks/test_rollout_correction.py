@@ -131,6 +131,7 @@ def test_a_sampler_with_other_weights_is_still_refused(
         run_stage(job_of(case, pipeline, tmp_path))
 
 
+@pytest.mark.slow
 def test_where_the_policy_itself_sampled_nothing_is_left_out(pipeline: Any, tmp_path: Path) -> None:
     """Ratios are 1 but for rounding, so the weights are those of a run without a correction."""
     plain = Case(preset("ppo"), {"iterations": 2})

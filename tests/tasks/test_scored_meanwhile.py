@@ -115,6 +115,7 @@ def test_every_verifier_is_asked_about_the_prompt_of_each_row() -> None:
         assert verifier.kept_up == 1
 
 
+@pytest.mark.slow
 def test_it_has_the_first_batch_before_the_second_is_sampled(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def lines(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.is_file() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["verifier", "sampler"])
 def test_which_is_slower_changes_no_bit_and_no_case_is_asked_about_twice(
     slow: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +173,7 @@ def test_which_is_slower_changes_no_bit_and_no_case_is_asked_about_twice(
     assert lines(tmp_path / slow / "asked.txt") == lines(tmp_path / "one by one" / "asked.txt") > 0
 
 
+@pytest.mark.slow
 def test_its_fault_is_that_of_the_stage(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_the_score_is_that_of_the_stored_responses(scored: Done, server: FakeSer
     assert metrics[LEAD_SHARE] == pytest.approx(gain / lead, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_sampling_from_the_teacher_changes_no_weight(
     scored: Done, pipeline: Any, server: FakeServer, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_stage_killed_and_run_again_gives_the_same_bytes(
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["value", "policy"])
 def test_a_stage_asked_to_stop_while_it_samples_saves_at_once_and_ends_with_the_same_bytes(
     name: str, pipeline: Any, contents: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,6 +108,7 @@ def test_a_stage_that_ran_out_of_memory_ends_with_the_same_weights_in_half_the_m
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "reward", "policy"])
 def test_the_same_job_gives_the_same_bytes_and_another_seed_does_not(
     name: str, pipeline: Any, contents: Contents, tmp_path: Path

@@ -169,6 +169,7 @@ def test_value_pretraining_on_collected_responses(
     assert all((gap is None) == (fresh_share == 0) for gap in gaps)
 
 
+@pytest.mark.slow
 def test_value_pretraining_of_a_fresh_critic(folders: dict[str, Path], tmp_path: Path) -> None:
     """The critic starts from a policy and learns plain discounted scores. It has no KL, no reference and no moments."""
     work = ValuePretraining.model_validate(

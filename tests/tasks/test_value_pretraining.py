@@ -126,6 +126,7 @@ def test_the_loss_is_half_the_mean_squared_error_over_tokens(
     assert loss["value_bias"] == pytest.approx(measured.bias, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_critic_that_is_kept_is_the_best_that_was_measured(pipeline: Any, tmp_path: Any) -> None:
     job = pipeline.job("value", folder=tmp_path)
     result = run_stage(job)
@@ -156,6 +157,7 @@ def test_patience_counts_from_the_last_gain(monkeypatch: pytest.MonkeyPatch) -> 
     assert (attempt.state.best, attempt.state.best_iteration) == (0.3, 2)
 
 
+@pytest.mark.slow
 def test_the_gate_judges_responses_to_prompts_that_chose_nothing(pipeline: Any, tmp_path: Path) -> None:
     """The headline is that of the critic in the artifact, on test prompts, by the definition in float64."""
     job = pipeline.job("value", folder=tmp_path, test_samples=12)

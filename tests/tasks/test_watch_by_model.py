@@ -110,6 +110,7 @@ def test_win_rates_against_init_are_those_of_a_loop_over_the_judges_own_logits(
     assert result.metrics["best_iteration"] == kept.index(max(kept)), "keep by watch is by the win rate"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_in", [2, *slow(0)])
 def test_a_kill_leaves_no_trace(
     pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch, kill_in: int

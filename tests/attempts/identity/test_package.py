@@ -92,6 +92,7 @@ def test_a_process_keeps_the_digest_of_the_code_that_it_began_with(copy: Path) -
     assert package_digest() == before
 
 
+@pytest.mark.slow
 def test_an_installed_copy_has_the_digest_of_its_checkout_and_no_revision_of_a_repository_around_it(
     tmp_path: Path,
 ) -> None:

@@ -462,6 +462,7 @@ class TestStop:
 
 
 class TestHang:
+    @pytest.mark.slow
     def test_is_killed_with_its_programs_and_the_log_says_where_it_stood(self, tmp_path: Path) -> None:
         with pytest.raises(
             StageFailed, match=r"^no progress for 2 s: the stage hung and was killed"
@@ -483,6 +484,7 @@ class TestHang:
         assert "in sleep_for_ever" in log
         assert "in wait_for_a_thread" in log
 
+    @pytest.mark.slow
     def test_is_not_what_goes_on_reporting(self, tmp_path: Path) -> None:
         assert run_fake(tmp_path, "report_slowly", hang_seconds=6.0).metrics == {"reports": 8.0}
 

@@ -86,6 +86,7 @@ def test_a_damaged_input_is_told_with_its_remedy_and_is_missing_from_then_on(
     assert storage.inspect(damaged.stage_key).ref is None
 
 
+@pytest.mark.slow
 def test_a_preempted_attempt_keeps_its_checkpoints_here(
     storage: Storage, sft: AttemptRequest, tmp_path: Path
 ) -> None:

@@ -287,6 +287,7 @@ class TestStandIn:
         assert not is_healthy(url)
         assert dict(os.environ) == before
 
+    @pytest.mark.slow
     def test_starts_in_the_background(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The server starts while the run goes on."""
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.ledger.small_run import (
     EVALUATION,
     RECIPE,
@@ -19,6 +21,7 @@ from vantage.ledger.operations import Input
 from vantage.ledger.run_ledger import Ledger
 
 
+@pytest.mark.slow
 def test_a_reused_stage_links_its_producer_and_has_no_metrics(workspace: Path) -> None:
     record_run(workspace, "0001-tiny-aaaaaa")
 

@@ -68,6 +68,7 @@ def load(workspace: Path, uri: str) -> Any:
         mlflow.set_tracking_uri(before)
 
 
+@pytest.mark.slow
 def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_does(
     workspace: Path, policy: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_published_reward_model_loads_as_a_classifier_with_the_stored_score(
     assert answer["score"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_same_artifact_is_one_version_and_an_alias_moves_only_when_told(
     workspace: Path, policy: Path, other_policy: Path
 ) -> None:

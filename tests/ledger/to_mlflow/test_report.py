@@ -31,6 +31,7 @@ def files(workspace: Path) -> list[str]:
     return [each.path for each in client.list_artifacts(runs_of(client, RUN)[""].info.run_id)]
 
 
+@pytest.mark.slow
 def test_it_is_an_artifact_of_the_parent_run_and_told_on_its_page(workspace: Path) -> None:
     reported(workspace, "first")
     reported(workspace, "second <b>", times=2)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import mlflow
+import pytest
 from mlflow.tracking import MlflowClient
 
 from tests.ledger.small_run import (
@@ -97,6 +98,7 @@ def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Pa
     assert parent.data.metrics == {"sft.test_nll": 0.4, "evaluation.accuracy": 0.5}
 
 
+@pytest.mark.slow
 def test_an_evaluations_samples_are_a_table_that_mlflow_shows(workspace: Path) -> None:
     record_run(workspace, "0001-tiny-aaaaaa")
     client = client_of(workspace)
@@ -142,6 +144,7 @@ def test_a_person_finds_the_parents_on_the_pages(workspace: Path) -> None:
     assert f"candidate: [sft]({page('sft')})" in table
 
 
+@pytest.mark.slow
 def test_a_stage_that_its_own_run_finished_and_finds_again_stays_as_it_was(workspace: Path) -> None:
     """The stage gets no number twice at another time, no other outcome and no later end."""
     run_id = "0001-tiny-aaaaaa"

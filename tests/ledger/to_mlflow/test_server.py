@@ -52,6 +52,7 @@ def test_our_own_database_is_its_owners_alone_and_somebody_elses_stays_as_it_is(
     assert (theirs / "mlflow.db").stat().st_mode & 0o777 == 0o664
 
 
+@pytest.mark.slow
 def test_the_next_workspaces_database_is_as_the_first_and_was_not_migrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def edit(case: Case, old: str, new: str) -> None:
     case.sql("UPDATE model_versions SET description = replace(description, ?, ?)", old, new)
 
 
+@pytest.mark.slow
 def test_cards_are_derived_again_and_agree(case: Case) -> None:
     for target in (None, "fake@champion", "fake-reward/1"):
         checks = cards(case.audit(target))
@@ -127,6 +128,7 @@ def test_of_several_publications_the_last_one_wrote_the_card(
     assert any("card of version fake/1" in each for each in found(case.audit("fake@champion")))
 
 
+@pytest.mark.slow
 def test_every_number_of_a_card_is_compared(case: Case) -> None:
     [row] = [
         line
@@ -138,6 +140,7 @@ def test_every_number_of_a_card_is_compared(case: Case) -> None:
     assert any("0.9876" in each and value in each for each in found(case.audit("fake@champion")))
 
 
+@pytest.mark.slow
 def test_a_line_that_was_taken_out_is_found(case: Case) -> None:
     line = next(
         each for each in note_of(case, "policy").splitlines() if each.startswith("- strict: accuracy")
@@ -209,6 +212,7 @@ class TestExported:
         assert (card.outcome, card.detail) == ("ok", "")
         assert (found(report), found(report, "unchecked")) == ([], [])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "old, new, said",
         [

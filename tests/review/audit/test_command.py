@@ -141,6 +141,7 @@ def test_the_help_has_the_audits_own_exit_codes() -> None:
     ).replace("  ", " ")
 
 
+@pytest.mark.slow
 def test_the_command_loads_no_tensor_library(case: Case) -> None:
     program = (
         "import sys; from vantage.cli.main import app\n"

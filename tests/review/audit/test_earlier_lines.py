@@ -77,6 +77,7 @@ EDITS: dict[str, tuple[str, Edit, str]] = {
 """Name of a change → the operation, the change of its first line about SFT, and a part of the finding."""
 
 
+@pytest.mark.slow
 def test_an_untouched_run_that_was_resumed_twice_agrees(place: Place) -> None:
     rewritten(place, lambda lines: None)
     report = place.audit()

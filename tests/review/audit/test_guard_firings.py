@@ -239,6 +239,7 @@ CASES: dict[Callable[[Case], None], str] = {
 """Tampering → finding of the audit."""
 
 
+@pytest.mark.slow
 def test_what_nobody_touched_agrees(case: Case) -> None:
     firings = case.record.stages["policy"].firings
     assert [(each.guard.metric, each.step, each.is_default) for each in firings] == [

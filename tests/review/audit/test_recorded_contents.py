@@ -77,6 +77,7 @@ def test_recorded_contents_agree(name: str, restored: Callable[[Golden], Evidenc
         assert len(checks) == len(golden["mlflow"]["runs"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_runs_of_a_version_that_recorded_no_verdict_agree(
     name: str, restored: Callable[[Golden], Evidence]

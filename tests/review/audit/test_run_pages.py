@@ -59,6 +59,7 @@ def test_a_changed_sentence_is_found(case: Case, page: str, old: str, new: str, 
     assert report.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_page_of_another_run_is_found(case: Case, again: Callable[[Case], RunRecord]) -> None:
     """The pages of a run name who made what it reuses."""
     second = again(case)

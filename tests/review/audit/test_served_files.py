@@ -90,6 +90,7 @@ def test_a_path_that_is_no_address_is_read_letter_by_letter(case: Case, ending: 
         assert_wrong(case.audit(target), "copy fake/1: ", "model.safetensors: sha256 is")
 
 
+@pytest.mark.slow
 def test_a_path_outside_that_looks_like_a_moved_workspace_is_what_is_hashed(
     case: Case, tmp_path: Path
 ) -> None:

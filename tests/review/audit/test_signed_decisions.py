@@ -163,6 +163,7 @@ def replace_everywhere(place: SignedPlace, old: str, new: str) -> None:
         database.commit()
 
 
+@pytest.mark.slow
 def test_everything_that_was_decided_is_signed(place: SignedPlace) -> None:
     for target in ("asking@champion", "latest", place.record.run_id):
         report = place.required(target)
@@ -412,6 +413,7 @@ class TestWithoutAKey:
             database.commit()
         return SignedPlace(tmp_path, tmp_path)
 
+    @pytest.mark.slow
     def test_an_answer_needs_none(self, unsigned: SignedPlace) -> None:
         assert unsigned.decide("sft") is None
         assert unsigned.statements() == []

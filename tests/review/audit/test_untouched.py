@@ -30,6 +30,7 @@ def all_files(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_question")
 def test_each_run_of_mlflow_is_asked_for_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Counter[str] = Counter()
@@ -117,6 +118,7 @@ def test_digests_folders_and_runs_of_mlflow_lead_to_their_artifact(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_second_run_that_reuses_all_agrees_and_so_does_the_first(
     case: Case, again: Callable[[Case], RunRecord]
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_second_run_that_reuses_all_agrees_and_so_does_the_first(
     assert case.audit("fake@champion").exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_question")
 def test_mlflow_is_asked_nothing_twice_and_each_copy_is_read_once(
     case: Case, monkeypatch: pytest.MonkeyPatch

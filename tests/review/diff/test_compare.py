@@ -432,6 +432,7 @@ def test_a_damaged_list_of_libraries_is_told(two: Two, tmp_path: Path) -> None:
     assert any("is damaged" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_in_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs in a bucket are compared like those in a folder."""
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))

@@ -18,6 +18,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_are_compared_as_multisets_wherever_they_stand(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)

@@ -49,6 +49,7 @@ def kind_of(name: str) -> str:
 # -- what comes with Vantage
 
 
+@pytest.mark.slow
 def test_every_built_in_recipe_and_sweep_is_accepted() -> None:
     """Sources that a recipe leaves open are accepted too, since an editor shows the file without ``--set``."""
     errors = [

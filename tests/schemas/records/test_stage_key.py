@@ -399,6 +399,7 @@ def test_differences_are_told_by_path_old_and_new() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=2), JSON), st.dictionaries(st.text(max_size=2), JSON))
 def test_there_is_a_difference_exactly_where_the_keys_differ(
     old: dict[str, Any], new: dict[str, Any]

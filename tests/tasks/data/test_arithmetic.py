@@ -174,6 +174,7 @@ def test_rows_that_artifacts_were_made_from_stay_as_they_are() -> None:
     assert digest == "d47908f3b07c649b55c44d7e4b6522500291efa0b0796578b2201f1123effc46"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dial", [SHORT, LONG], ids=["arithmetic", "arithmetic_long"])
 def test_slips_of_demonstrations_have_the_stated_rates(dial: Dial) -> None:
     rows = list(demonstrations(seed=7, count=6000, dial=dial))
@@ -217,6 +218,7 @@ def test_the_habit_is_the_stated_one_and_what_follows_counts_on_from_it() -> Non
     assert 0.05 < elsewhere / len(rows) < 0.15  # other slips are there, and rare
 
 
+@pytest.mark.slow
 def test_responses_by_habit_worked_out_by_hand_are_drawn_and_wrong() -> None:
     drawn = {(row["prompt"], row["response"]) for row in demonstrations(seed=3, count=30_000, dial=HABIT)}
     for prompt, response in (
@@ -327,6 +329,7 @@ def test_responses_of_the_long_task_are_about_80_tokens_long() -> None:
     assert max(lengths) <= 14 * len("a+3:3456 ") + len("#6") + 1
 
 
+@pytest.mark.slow
 @of_each
 def test_chosen_is_clean_and_rejected_is_not(dial: Dial) -> None:
     rows = list(preferences(seed=9, count=4000, dial=dial))
@@ -343,6 +346,7 @@ def test_chosen_is_clean_and_rejected_is_not(dial: Dial) -> None:
     assert several > 0.1 * len(rows)
 
 
+@pytest.mark.slow
 @of_each
 def test_short_problems_come_often_among_the_pairs(dial: Dial) -> None:
     lengths = [

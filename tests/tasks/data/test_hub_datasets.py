@@ -131,6 +131,7 @@ def prepared(folder: Path, name: str, **load: Any) -> tuple[StageResult, list[di
     return result, [row for side in SPLITS for row in read_rows(output, side)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(
     ("config", "split", "rows"),
@@ -147,6 +148,7 @@ def test_one_split_of_one_configuration_is_read(
         assert not others & hub.sent.keys(), "files that are not asked for"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_rows_are_those_of_the_library(hub: FakeHub, tmp_path: Path, streaming: bool) -> None:
     """The library's `load_dataset` writes an Arrow copy of every split and reads that; Vantage reads the files."""

@@ -288,6 +288,7 @@ def test_packed_files_that_are_damaged_or_cut_off_are_refused(tmp_path: Path, pa
         read(tmp_path, bytes(damaged), f".jsonl{packing}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_arrow_is_read_as_a_file_and_as_a_stream(tmp_path: Path, is_stream: bool) -> None:
     rows = [{"a": "1", "b": [{"c": n}]} for n in range(2500)]

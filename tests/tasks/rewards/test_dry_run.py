@@ -72,6 +72,7 @@ def test_it_is_asked_about_the_first_rows_of_every_side_of_every_dataset(tmp_pat
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "told"),
     [

@@ -1,5 +1,6 @@
 """A reward model scores equal responses equally, whatever else is in the batch."""
 
+import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
@@ -33,6 +34,7 @@ def score(sequences: Sequences, *, limits: PassLimits) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 def test_equal_responses_have_one_score_whatever_stands_beside_them() -> None:
     """Forty copies of a response are scored between others of many lengths, in microbatches of other widths."""
     draw = torch.Generator().manual_seed(1)

@@ -195,6 +195,7 @@ def test_equal_responses_are_asked_about_once(server: FakeJudge, tmp_path: Path,
     assert server.seen.num_requests == 1
 
 
+@pytest.mark.slow
 def test_a_dead_server_gives_no_score(server: FakeJudge, tmp_path: Path, fresh: Any) -> None:
     server.faults.dies_at = 9
     asked = judge(server, patience_seconds=1.0, at_once=1)
@@ -490,6 +491,7 @@ def test_an_answer_that_its_model_ended_is_read(
     assert answer_metrics()["judge_failed_calls"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message", ['{"content": []}', '{"content": 0}', '{"content": false}', '{"content": {}}', "{}"]
 )
@@ -564,6 +566,7 @@ def test_a_recipe_can_give_unreadable_answers_a_score(server: FakeJudge, tmp_pat
     assert server.seen.num_requests == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unreadable_order", ["first", "second", "both"])
 @pytest.mark.parametrize("number", [0.0, -3.0, 0.25])
 def test_a_comparison_that_cannot_be_read_in_one_order_has_the_recipes_number(

@@ -246,6 +246,7 @@ def _expect_own_scores(folder: Path, *, num_cases: int = 12) -> None:
         process.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -264,6 +265,7 @@ def test_standard_output_may_be_closed_or_replaced(
         assert verifier.verdicts([("p", str(n), "1") for n in range(3)]) == [False, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("returned", "shown"),
     [
@@ -361,6 +363,7 @@ def test_a_stage_that_was_stopped_does_not_blame_the_verifier(tmp_path: Path) ->
         stage.kill()
 
 
+@pytest.mark.slow
 def test_the_time_is_that_of_one_call_and_not_of_a_batch(
     tmp_path: Path, verifier: VerifierProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,6 +513,7 @@ def test_a_thread_may_begin_cases_while_another_waits_for_verdicts(
     assert verifier.verdicts(rows[:300]) == [number % 3 == 0 for number in range(300)]
 
 
+@pytest.mark.slow
 def test_what_the_pipe_has_no_room_for_is_sent_later(tmp_path: Path, verifier: VerifierProcess) -> None:
     define(tmp_path, "return len(response) == int(answer)")
     long = [("p", "x" * 50_000, str(50_000 + number % 2)) for number in range(20)]
@@ -520,6 +524,7 @@ def test_what_the_pipe_has_no_room_for_is_sent_later(tmp_path: Path, verifier: V
     assert verifier.verdicts(long[::-1]) == [number % 2 == 0 for number in range(20)][::-1]
 
 
+@pytest.mark.slow
 def test_a_fault_in_what_was_begun_is_told_when_verdicts_are_wanted(
     tmp_path: Path, verifier: VerifierProcess
 ) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from vantage.models.heads import load_scalar, scores
@@ -35,6 +36,7 @@ def judged(job: Any, judge: Judge) -> torch.Tensor:
     return load_judge(job, judge, policies=["candidate"], device=CPU, limits=PassLimits(2))(SAMPLED)
 
 
+@pytest.mark.slow
 def test_a_verifier_says_one_or_zero(pipeline: Any) -> None:
     judgements = judged(pipeline.job("evaluation"), Judge(verifier="arithmetic"))
     assert judgements.dtype == torch.float32

@@ -242,6 +242,7 @@ def with_model(pipeline: Any, folder: Path, **fields: Any) -> Any:
     return job.model_copy(update={"work": work, "inputs": {**job.inputs, role: pipeline.folder("model")}})
 
 
+@pytest.mark.slow
 def test_a_model_alone_judges_pairs_and_nothing_else(pipeline: Any, tmp_path: Path) -> None:
     job = with_model(pipeline, tmp_path)
     result = run(job)
@@ -265,6 +266,7 @@ def test_a_model_alone_judges_pairs_and_nothing_else(pipeline: Any, tmp_path: Pa
     assert result.metrics["win_rate"] == pytest.approx(sum(said) / len(said))
 
 
+@pytest.mark.slow
 def test_beside_a_verifier_it_changes_no_other_number(pipeline: Any, tmp_path: Path) -> None:
     first = pipeline.job("evaluation", folder=tmp_path).work.judge
     judge = Judge(model="model", template="{prompt}\n{first}\n{second}\n")

@@ -45,6 +45,7 @@ def servers(pipeline: Any) -> Iterator[list[FakeServer]]:
         yield started
 
 
+@pytest.mark.slow
 def test_the_base_is_sent_once_and_each_update_sends_the_adapter_alone(
     pipeline: Any, servers: list[FakeServer]
 ) -> None:

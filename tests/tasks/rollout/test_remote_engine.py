@@ -150,6 +150,7 @@ def test_responses_that_ended_at_a_stop_string_outlive_their_server(
     assert len(seeds) == 17 and len(set(seeds)) == 16
 
 
+@pytest.mark.slow
 def test_an_update_reaches_every_server_and_all_prove_it(pipeline: Any, servers: list[FakeServer]) -> None:
     policy, codec, prompts = parts(pipeline)
     engine = engine_of(policy, codec, servers)
@@ -172,6 +173,7 @@ def test_an_update_reaches_every_server_and_all_prove_it(pipeline: Any, servers:
         engine.take_weights([("no_such_weight", torch.zeros(1))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "by, message",
     [(0.02, r"is above 0.0001"), (2e-6, "holds the weights from before the last update")],
@@ -280,6 +282,7 @@ def test_a_file_of_another_update_is_no_file_of_this_one(pipeline: Any, tmp_path
             VantageWorker().vantage_take_weights(str(folder), contents)
 
 
+@pytest.mark.slow
 def test_weights_that_were_pushed_by_hand_are_found(pipeline: Any, servers: list[FakeServer]) -> None:
     """Weights of another version are replaced. Weights with the version of the policy's end the stage."""
     policy, codec, prompts = parts(pipeline)
@@ -567,6 +570,7 @@ def test_weights_go_through_the_folder_that_the_recipe_names(
         engine_of(policy, codec, servers, weights_folder=str(tmp_path / "missing"))
 
 
+@pytest.mark.slow
 def test_a_request_to_stop_is_heard_at_once_while_servers_sample(
     pipeline: Any, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

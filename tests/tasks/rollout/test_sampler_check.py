@@ -194,6 +194,7 @@ def test_a_stage_whose_trainer_is_another_policy_stops_before_any_update(
     assert not list(read(job.scratch / JOURNAL)) if (job.scratch / JOURNAL).exists() else True
 
 
+@pytest.mark.slow
 def test_dropped_groups_leave_the_check_what_belongs_to_the_rest(pipeline: Any) -> None:
     """Selected from two rounds and joined, every response keeps its own log-probabilities."""
     switches = {"preset": "dapo", "samples_per_prompt": 4, "max_sampling_rounds": 2}
@@ -228,6 +229,7 @@ def test_equal_weights_have_no_kl_in_bfloat16(switches: dict[str, Any], pipeline
     assert entry.metrics["reward_mean"] == pytest.approx(entry.metrics["score_mean"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_equal_weights_have_no_implicit_reward_in_bfloat16(pipeline: Any) -> None:
     """DPO's first loss is log 2 for every pair, since policy and reference give each token the same log-probability."""
     work = DirectPreferenceOptimization(

@@ -323,6 +323,7 @@ def test_a_missing_package_is_refused(pipeline: Any, faults: Faults, monkeypatch
         engine_of(*parts(pipeline)[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["policy", *slow("best_of_n", "collected", "evaluation", "value")])
 def test_whole_stages_sample_with_it(
     kind: str, pipeline: Any, few_prompts: Path, faults: Faults, tmp_path: Path

@@ -299,6 +299,7 @@ POINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("number", [0, 2])
 def test_killed_in_a_write_it_goes_on_from_the_last_complete_one_with_the_same_bits(
@@ -331,6 +332,7 @@ def test_killed_in_a_write_it_goes_on_from_the_last_complete_one_with_the_same_b
     assert not (tmp_path / CHECKPOINTS / checkpoint_folders.SAVING).exists()
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bits(
     tmp_path: Path, whole: dict[str, Tensor]
 ) -> None:

@@ -58,6 +58,7 @@ def gradients(module: torch.nn.Module) -> list[torch.Tensor]:
     return [each.grad.clone() for each in module.parameters() if each.grad is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "padding"),
     [(ragged(40), 0.08), (groups([30, 30, 7, 30], [[4, 60, 5], [33], [61, 5], [9, 8, 3, 50]]), 0.2)],

@@ -99,6 +99,7 @@ def test_a_thousand_rollouts_by_the_formula() -> None:
         assert not found[~case.mask].any()
 
 
+@pytest.mark.slow
 def test_a_thousand_rollouts_by_openrlhf() -> None:
     """OpenRLHF divides by √max(variance, 1e-8), and this by the standard deviation plus 1e-8."""
     record = json.loads(RECORD.read_text())
