@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from vantage.attempts.exit_codes import ExitCode
@@ -47,6 +48,29 @@ def test_instruct_takes_its_rates_from_the_width_of_the_model(folder: Path) -> N
         "value": {"learning_rate": 6.4e-4},
         "policy": {"learning_rate": 6.4e-5, "critic_learning_rate": 1.3e-4},
     }
+
+
+def test_mlflow_is_not_asked_for_the_width_of_a_registered_model(folder: Path) -> None:
+    """A recipe is also loaded where no server answers, so the rate has to be given."""
+    recipe = {
+        "recipe": "scored",
+        "model": {"source": "builtin:tiny"},
+        "models": {"champion": {"source": "models:/chat@champion"}},
+        "data": {"pairs": {"source": "builtin:arithmetic/preferences", "rows": 64}},
+        "stages": {
+            "reward": {
+                "kind": "reward_model", "init": "champion", "data": "pairs", "epochs": 1, "batch_size": 4,
+            },
+        },
+    }  # fmt: skip
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    with pytest.raises(
+        ValueError,
+        match=r"stages\.reward\.learning_rate: left to the model's width, but MLflow is not asked about "
+        r"models:/chat@champion when a recipe is loaded; give a number",
+    ):
+        load_resolved(folder / "recipe.yaml")
+    load_resolved(folder / "recipe.yaml", ["stages.reward.learning_rate=1e-4"])
 
 
 def test_a_plan_shows_them(folder: Path) -> None:

@@ -83,6 +83,22 @@ def test_whether_runs_live_is_looked_at_before_others_have_to_wait(
     assert taken == [1]
 
 
+def test_two_runs_are_not_begun_at_the_same_moment(workspace: Workspace, recipe: ResolvedRecipe) -> None:
+    """Who begins a run waits for the lock of the folder of all runs, which another descriptor holds here."""
+    begun = threading.Event()
+
+    def begin() -> None:
+        with acquire_run(workspace, recipe, source="b"):
+            begun.set()
+
+    beginning = threading.Thread(target=begin)
+    with workspace.records.creation_lock():
+        beginning.start()
+        assert not begun.wait(0.3)
+    assert begun.wait(30)
+    beginning.join()
+
+
 def test_dead_runs_are_those_that_nobody_drives(
     workspace: Workspace, recipe: ResolvedRecipe, recipe_file: Path
 ) -> None:
