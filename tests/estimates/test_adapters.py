@@ -83,6 +83,24 @@ def test_a_base_is_held_once_in_each_precision() -> None:
     assert [each.adapter_weights for each in found] == [ADAPTER, ADAPTER, ADAPTER + 128, ADAPTER + 128]
 
 
+def test_a_base_is_in_4_bits_if_every_stage_trains_adapters() -> None:
+    text = EVERY_KIND.replace(
+        'recipe: every_kind\nmodel: {source: "builtin:tiny"}', RANK_8.replace("}}", "}, quantization: nf4}")
+    )
+    recipe, shape = parse_recipe(text), model_shape(read_config("builtin:tiny"))
+    networks = [Network(role="policy", shape=shape, is_trained=True)]
+    [network] = with_adapters(recipe, "policy", networks)
+    assert network.is_in_4_bits
+    plain = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantization": None})})
+    [network] = with_adapters(plain, "policy", networks)
+    assert not network.is_in_4_bits
+    whole = recipe.stages["reward"].model_copy(update={"lora": None})
+    [network] = with_adapters(
+        recipe.model_copy(update={"stages": {**recipe.stages, "reward": whole}}), "policy", networks
+    )
+    assert not network.is_in_4_bits
+
+
 def test_no_gradient_of_frozen_weights_is_computed(adapted: RecipeEstimate, full: RecipeEstimate) -> None:
     ratio = stage(adapted, "sft").flops / stage(full, "sft").flops
     assert 2 / 3 < ratio < 1, "two thirds of the layers', and adapters that are a fifth of so small a model"

@@ -60,6 +60,18 @@ def test_of_a_gguf_file(tmp_path: Path) -> None:
     assert hidden_size(f"gguf:{path}") == 576
 
 
+def test_a_gguf_file_without_a_width_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("llama.embedding_length", "576")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnknownWidth, match=r"model\.gguf does not say its embedding_length; fetch it again"):
+        hidden_size(f"gguf:{path}")
+
+
 def test_of_a_model_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaF
 
 from tests.support.every import every
 from tests.support.small_chat_run import chat_tokenizer, save_chat_model
+from vantage.models import reward_folders
 from vantage.models.folder_check import UnsafeModel
 from vantage.models.heads import load_scalar, scores
 from vantage.models.reward_folders import import_reward_model
 from vantage.models.sequences import collate
+from vantage.models.source_digest import copy_source
 
 
 def save_classifier(folder: Path, *, num_labels: int = 1) -> None:
@@ -48,6 +51,21 @@ def test_the_scores_are_those_of_transformers(tmp_path: Path) -> None:
         "role": "reward",
         "score_shift": 0.0,
     }
+
+
+def test_files_are_copied_to_the_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's temporary folder may be too small for a model."""
+    save_classifier(tmp_path / "theirs")
+    (tmp_path / "scratch").mkdir()
+    copied_to: list[Path] = []
+
+    def copy(source: str, folder: Path, *, planned: str | None) -> Any:
+        copied_to.append(folder.parent)
+        return copy_source(source, folder, planned=planned)
+
+    monkeypatch.setattr(reward_folders, "copy_source", copy)
+    import_reward_model(str(tmp_path / "theirs"), tmp_path / "ours", scratch=tmp_path / "scratch")
+    assert copied_to == [tmp_path / "scratch"]
 
 
 def test_a_reward_model_of_vantage_keeps_its_shift_and_its_bytes(tmp_path: Path) -> None:

@@ -111,6 +111,12 @@ def test_tokens_are_read_by_their_legend(text: str) -> None:
     assert "number after V" not in page and "token by token: log-probability</summary>" in page
 
 
+def test_a_comparison_begins_with_its_summary(text: str) -> None:
+    assert re.search(
+        r"<h3>[^<]*sft \(before\) and policy \(after\)</h3>\s*<p>accuracy 0\.9 against 0\.6</p>", text
+    )
+
+
 def test_texts_of_both_directions_are_shown_in_their_own(text: str) -> None:
     assert text.count('<pre dir="auto">') == 4 and text.count('<pre class="prompt" dir="auto">') == 2
 

@@ -54,9 +54,10 @@ def test_the_section_has_a_plot_and_a_table() -> None:
     rows = {
         **measured(sampling=[3.0, 3.5], waiting=[1.0, 0.5], updating=[2.0, 2.0]),
         "score_mean": rows_of([0.1, 0.2]),
+        "entropy": rows_of([0.4, 0.3]),
         "seconds_beside": rows_of([0.0, 2.0])[1:],
     }
-    stage = stage_curves("policy", "policy_optimization", rows, most=4, rollout=Ahead(ahead=1))
+    stage = stage_curves("policy", "policy_optimization", rows, most=1, rollout=Ahead(ahead=1))
     assert stage is not None
     [plot] = time_plots(stage)
     assert plot.title == "Seconds of an iteration"
@@ -67,7 +68,7 @@ def test_the_section_has_a_plot_and_a_table() -> None:
     assert "rollout.ahead" not in table, "it has that already"
     before = times_table(replace(stage, rollout=Ahead()))
     assert "rollout.ahead: 1, whose responses are one update old" in before
-    assert not {name for name in stage.others if name.startswith("seconds_")}
+    assert stage.others == ("entropy",), "times are shown here, and entropy is neither drawn nor a time"
 
 
 LOOP_ADVICE = "rollout.engine: vllm; a larger rollout.max_rows"

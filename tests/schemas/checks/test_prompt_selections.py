@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from tests.support.every import every
 from vantage.schemas.loading.json_schema import recipe_schema
@@ -51,6 +52,13 @@ def test_a_selected_dataset_is_a_stage_that_reads_the_collection_and_its_prompts
         + "  middling: {kind: prompt_selection, rollouts: collected, prompts: tasks, pass_rate: [0.2, 0.8]}\n",
     )
     assert parse_recipe(written).stages["middling"] == stage
+
+
+@pytest.mark.parametrize("part", ["data", "stages"])
+def test_a_recipe_whose_parts_are_no_mappings_is_refused(text: str, part: str) -> None:
+    recipe = yaml.safe_load(text)
+    recipe[part] = 3
+    assert any(f": {part}: " in problem for problem in problems(yaml.safe_dump(recipe, sort_keys=False)))
 
 
 def test_a_verifier_is_tried_on_the_prompts_that_are_selected_from(text: str, tmp_path: Path) -> None:

@@ -12,8 +12,11 @@ from vantage.schemas.recipe.pass_limits import PassLimits
 from vantage.schemas.recipe.rewards import MissingEos, Reward
 from vantage.schemas.recipe.terms import LengthPenalty, ModelTerm, VerifierTerm
 from vantage.tasks.rewards import length_penalties
+from vantage.tasks.rewards.model_scores import ModelScores
 from vantage.tasks.rewards.scoring import Scores, Summand, load_scorer, score
 from vantage.tasks.rewards.term_scores import Responses, Source
+from vantage.tasks.rollout.rollout_models import load_rollout_models
+from vantage.tasks.training.networks import fixed_policy
 
 CPU = torch.device("cpu")
 PROMPTS = ["3 a+4?", "3 a+4?", "5 a-1 b-1?"]
@@ -40,6 +43,18 @@ def scored(pipeline: Any, reward: Reward) -> Any:
         ended=ended,
         limits=PassLimits(2),
     )
+
+
+@pytest.mark.parametrize("precision, dtype", [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_a_rewards_models_have_the_type_of_the_stage(
+    precision: str, dtype: torch.dtype, pipeline: Any
+) -> None:
+    job = pipeline.job("policy", precision=precision)
+    policy = fixed_policy(job, "init", CPU)
+    models = load_rollout_models(job, job.work, policy, role="init", with_reference=False)
+    assert models.scorer is not None
+    [model] = [each.scores.model for each in models.scorer.terms if isinstance(each.scores, ModelScores)]
+    assert {each.dtype for each in model.backbone.parameters()} == {dtype}
 
 
 def test_a_verifier_gives_one_for_right_and_zero_for_wrong(pipeline: Any) -> None:

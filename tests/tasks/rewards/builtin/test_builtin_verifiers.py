@@ -133,6 +133,8 @@ MATHS: Cases = [
     ("1½", "0.5", False),
     ("−1 ½.", "-1.5", True),
     ("1,000½", "1000.5", True),
+    ("12\u202f345", "12345", True),  # thin and narrow spaces divide thousands
+    ("3\u2009000", "3000", True),
     (r"\boxed{2¾}", r"$\frac{11}{4}$", True),
     ("¹⁄₂", "0.5", True),
     ("1⁄2", "0.5", True),
