@@ -65,9 +65,9 @@ def _field_problems(
     if _source_digest(dataset.source) not in sources | {None}:
         yield f"{described} has a source of another sha256 ({shown(dataset.source)}) than was sent"
     for field in sent[0].keys() & {"source", "profile"}:
-        told, ours = _parsed(getattr(dataset, field)), _parsed(sent[0][field])
-        if told != ours and not _is_anothers(evidence, digest, field, told, ours):
-            yield f"{described} has the {field} {shown(str(told))}, and was sent as {shown(str(ours))}"
+        found, ours = _parsed(getattr(dataset, field)), _parsed(sent[0][field])
+        if found != ours and not _is_anothers(evidence, digest, field, found, ours):
+            yield f"{described} has the {field} {shown(str(found))}, and was sent as {shown(str(ours))}"
 
 
 def _source_digest(text: str) -> object:
@@ -92,13 +92,13 @@ def _parsed(text: str) -> object:
     )
 
 
-def _is_anothers(evidence: Evidence, digest: str, field: str, told: object, ours: object) -> bool:
+def _is_anothers(evidence: Evidence, digest: str, field: str, found: object, ours: object) -> bool:
     """Return whether another run may have sent this source first: the same bytes at another address."""
-    if field != "source" or not isinstance(told, dict) or not isinstance(ours, dict):
+    if field != "source" or not isinstance(found, dict) or not isinstance(ours, dict):
         return False
-    if {**told, "uri": None} != {**ours, "uri": None}:
+    if {**found, "uri": None} != {**ours, "uri": None}:
         return False
-    return told in _sources_of(evidence, digest) or bool(readers_elsewhere(evidence, digest))
+    return found in _sources_of(evidence, digest) or bool(readers_elsewhere(evidence, digest))
 
 
 def _sources_of(evidence: Evidence, digest: str) -> list[object]:

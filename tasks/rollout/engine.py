@@ -202,8 +202,8 @@ class LocalEngine(SamplesWhenAsked):
 
         mine = ranks.own(len(repeated))
         progress.computing(*self._largest_batch(repeated[mine]))
-        told = None if listener is None else listener.sampled
-        own = self.sample_own(repeated, mine, seed=seed, greedy=greedy, on_token=show, on_batch=told)
+        on_batch = None if listener is None else listener.sampled
+        own = self.sample_own(repeated, mine, seed=seed, greedy=greedy, on_token=show, on_batch=on_batch)
         return of_all_ranks(own, mine, count=len(repeated), max_length=limit)
 
     def sample_own(

@@ -245,16 +245,18 @@ def compare(of: type[BaseModel], plain: Any, *, loads: bool) -> list[str]:
     wrong = wrong_fields(of, plain)
     accepts = validator(of).is_valid(plain)
     if loads:
-        assert accepts, f"the schema refuses what loads: {_told(of, plain)}"
+        assert accepts, f"the schema refuses what loads: {_problems_by_schema(of, plain)}"
     if wrong:
         assert not accepts, f"the schema accepts what is refused: {wrong}"
-    told = [] if loads or wrong or accepts else list(validator(of).iter_errors(plain))
-    for error in told:  # only its sources, and what it says of rules
-        assert error.absolute_path, f"the schema refuses what has no wrong field: {_told(of, plain)}"
+    errors = [] if loads or wrong or accepts else list(validator(of).iter_errors(plain))
+    for error in errors:  # only its sources, and what it says of rules
+        assert error.absolute_path, (
+            f"the schema refuses what has no wrong field: {_problems_by_schema(of, plain)}"
+        )
     return wrong
 
 
-def _told(of: type[BaseModel], plain: Any) -> list[str]:
+def _problems_by_schema(of: type[BaseModel], plain: Any) -> list[str]:
     return [
         f"{list(error.absolute_path)}: {error.message[:300]}" for error in validator(of).iter_errors(plain)
     ]

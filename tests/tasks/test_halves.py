@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vantage.schemas.recipe.stages_on_data import RewardModelling
 from vantage.schemas.records.job import StageJob
-from vantage.tasks.data.halves import EmptyHalf, is_in_half
+from vantage.tasks.data.halves import EmptyHalf, is_in_half, rows_of_half
 from vantage.tasks.data.rows import Row, read_rows, write_rows
 from vantage.tasks.data.splits import SPLITS
 from vantage.tasks.stages import run_stage
@@ -37,6 +37,13 @@ def test_halves_are_about_halves_and_divisions_are_independent() -> None:
     first, third = ([is_in_half(prompt, half) for prompt in prompts] for half in (1, 3))
     for share in (sum(first), sum(third), sum(a == b for a, b in zip(first, third, strict=True))):
         assert abs(share - 2000) < 4 * (4000 * 0.25) ** 0.5
+
+
+def test_a_table_without_rows_is_refused_of_a_half_alone(tmp_path: Path) -> None:
+    write_rows(tmp_path, "train", [])
+    assert list(rows_of_half(tmp_path, "train", None, at_once=8)) == []
+    with pytest.raises(EmptyHalf, match="half=1 of the 0 rows has none"):
+        list(rows_of_half(tmp_path, "train", 1, at_once=8))
 
 
 def job_of(pipeline: Any, source: Path, folder: Path, role: str = "data", **changes: Any) -> StageJob:

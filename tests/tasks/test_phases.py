@@ -15,14 +15,14 @@ from vantage.tasks.training.progress import Progress
 
 pytestmark = pytest.mark.slow
 
-Told = list[tuple[int, str, int, int, str]]
+Phases = list[tuple[int, str, int, int, str]]
 Contents = Callable[[Path], dict[str, bytes]]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def reported(monkeypatch: pytest.MonkeyPatch) -> Phases:
     """Return (step, phase, done, total, note) of everything that was reported."""
-    heard: Told = []
+    heard: Phases = []
 
     def listen(self: Progress, name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
         heard.append((self._report.step, name, done, total, note))
@@ -31,8 +31,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return heard
 
 
-def phases_in_step(told: Told, step: int) -> list[str]:
-    return [name for name, _ in groupby(name for at, name, *_ in told if at == step)]
+def phases_in_step(reported: Phases, step: int) -> list[str]:
+    return [name for name, _ in groupby(name for at, name, *_ in reported if at == step)]
 
 
 @pytest.mark.parametrize(
@@ -46,20 +46,20 @@ def phases_in_step(told: Told, step: int) -> list[str]:
     ],
 )
 def test_an_iteration_tells_each_of_its_parts_in_order_and_changes_nothing(
-    stage: str, iteration: list[str], pipeline: Any, told: Told, contents: Contents
+    stage: str, iteration: list[str], pipeline: Any, reported: Phases, contents: Contents
 ) -> None:
     expected = contents(pipeline.folder(stage))
-    told.clear()
+    reported.clear()
     job = pipeline.job(stage, microbatch_size=5)
     run_stage(job)
     assert contents(job.output).keys() == expected.keys()
-    assert phases_in_step(told, 2)[: len(iteration)] == iteration
-    assert any(name.startswith("validation: sampling") for _, name, *_ in told)
+    assert phases_in_step(reported, 2)[: len(iteration)] == iteration
+    assert any(name.startswith("validation: sampling") for _, name, *_ in reported)
     for name in iteration:
-        counts = [(done, total) for at, said, done, total, _ in told if (at, said) == (2, name)]
+        counts = [(done, total) for at, said, done, total, _ in reported if (at, said) == (2, name)]
         assert len({done for done, _ in counts}) > 1, f"{name} moves"
         assert all(done < total for done, total in counts if name != "sampling")
-    sampled = [(done, total) for at, name, done, total, _ in told if (at, name) == (2, "sampling")]
+    sampled = [(done, total) for at, name, done, total, _ in reported if (at, name) == (2, "sampling")]
     assert {total for _, total in sampled} == {job.work.batch_size}
     assert [done for done, _ in sampled] == sorted(done for done, _ in sampled)
 
@@ -78,27 +78,27 @@ def test_what_is_told_has_no_part_in_the_numbers(
     assert contents(silent.output) == whole
 
 
-def test_an_evaluation_says_whose_responses_it_samples(pipeline: Any, told: Told) -> None:
+def test_an_evaluation_says_whose_responses_it_samples(pipeline: Any, reported: Phases) -> None:
     pipeline.folder("evaluation")
-    told.clear()
+    reported.clear()
     run_stage(pipeline.job("evaluation"))
-    of_step = {step: phases_in_step(told, step)[0] for step in range(4)}
+    of_step = {step: phases_in_step(reported, step)[0] for step in range(4)}
     assert of_step == {
         0: "candidate: sampling",
         1: "candidate, greedy: sampling",
         2: "candidate: computing log-probabilities",
         3: "baseline, greedy: sampling",
     }
-    assert "baseline: sampling" in phases_in_step(told, 2)
+    assert "baseline: sampling" in phases_in_step(reported, 2)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_what_is_measured_after_the_last_step_is_told(stage: str, pipeline: Any, told: Told) -> None:
+def test_what_is_measured_after_the_last_step_is_told(stage: str, pipeline: Any, reported: Phases) -> None:
     pipeline.folder(stage)
-    told.clear()
+    reported.clear()
     run_stage(pipeline.job(stage))
-    assert {name for _, name, *_ in told} == {"measuring"}
-    assert all(total > 0 for *_, total, _ in told)
+    assert {name for _, name, *_ in reported} == {"measuring"}
+    assert all(total > 0 for *_, total, _ in reported)
 
 
 def test_sampling_tells_every_token_and_how_many_have_ended(pipeline: Any) -> None:

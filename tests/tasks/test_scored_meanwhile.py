@@ -125,7 +125,7 @@ def test_it_has_the_first_batch_before_the_second_is_sampled(
     of_calls: list[list[int]] = []
     """Numbers of cases that had been asked about before each batch, one list for each call of the sampler."""
 
-    def told(*args: Any, **named: Any) -> Any:
+    def sampled_anew(*args: Any, **named: Any) -> Any:
         of_calls.append([])
         return sample(*args, **named)
 
@@ -137,7 +137,7 @@ def test_it_has_the_first_batch_before_the_second_is_sampled(
         before.append(lines(asked))
         return sample_batch(*args, on_token=on_token, **named)
 
-    monkeypatch.setattr("vantage.tasks.rollout.engine.sample", told)
+    monkeypatch.setattr("vantage.tasks.rollout.engine.sample", sampled_anew)
     monkeypatch.setattr(sampling, "_sample_batch", waiting)
     run_stage(job)
     rollout = next(counts for counts in of_calls if len(counts) == 4)

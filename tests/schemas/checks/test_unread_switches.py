@@ -8,13 +8,13 @@ from vantage.schemas.recipe.algorithm import Algorithm
 from vantage.schemas.recipe.presets import PresetName
 
 
-def told(**switches: Any) -> list[str]:
+def unread(**switches: Any) -> list[str]:
     return [sentence.partition(":")[0] for sentence in unread_switches(Algorithm(**switches))]
 
 
 @every("preset", get_args(PresetName))
 def test_what_a_preset_sets_is_not_told(preset: str) -> None:
-    assert told(preset=preset) == []
+    assert unread(preset=preset) == []
 
 
 @every(
@@ -67,8 +67,8 @@ def test_it_is_told_where_nothing_reads_it(
     switch: str, value: Any, without: dict[str, Any], reader: dict[str, Any]
 ) -> None:
     """The switch gives a warning where nothing reads it, and none where something does."""
-    assert switch in told(**without, **{switch: value})
-    assert switch not in told(**reader, **{switch: value})
+    assert switch in unread(**without, **{switch: value})
+    assert switch not in unread(**reader, **{switch: value})
 
 
 def test_the_sentence_has_value_reason_and_remedy() -> None:

@@ -295,7 +295,7 @@ def test_a_server_is_one_and_the_same_on_the_other_ranks(monkeypatch: pytest.Mon
     assert again is first and new is not second
 
 
-def told(folder: Path) -> dict[str, Any]:
+def servers_ended(folder: Path) -> dict[str, Any]:
     """Have the second rank alone find that the second server hangs; return the servers that this rank ends."""
     ended: list[str] = []
     engine: Any = object.__new__(RemoteEngine)
@@ -310,7 +310,7 @@ def told(folder: Path) -> dict[str, Any]:
 
 
 def test_the_first_rank_ends_what_hangs_for_another(tmp_path: Path) -> None:
-    first, _ = on_ranks(told, tmp_path)
+    first, _ = on_ranks(servers_ended, tmp_path)
     assert first["ended"] == ["http://b"], "once"
 
 
