@@ -227,6 +227,8 @@ def test_more_gpus_that_are_slower_have_a_reason() -> None:
         faster_with_fewer(training(rows=1024, tokens=2048, weights=10**9), Layout(8, 1, "ddp"), H100) is None
     )
     assert faster_with_fewer(one_row, Layout(1), H100) is None
+    too_large = training(rows=16, tokens=64, is_bfloat16=True, weights=10**12)
+    assert faster_with_fewer(too_large, Layout(8, 2, "ddp"), H100) is None, "it does not fit there"
     # shared weights are faster on as many GPUs, and those are no fewer
     in_parts, in_copies = (seconds_of(one_row, Layout(4, 1, each), H100) for each in ("fsdp2", "ddp"))
     assert in_parts < 0.9 * in_copies
