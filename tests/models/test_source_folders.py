@@ -2,6 +2,7 @@ import json
 import shutil
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
+from vantage.models import source_folders
 from vantage.models.folders import (
     UnsafeModel,
     check_folder,
@@ -19,6 +21,7 @@ from vantage.models.folders import (
 )
 from vantage.models.prompts import decode_all, encode_prompts, stop_token_ids
 from vantage.models.sampling import sample
+from vantage.models.source_digest import copy_source
 from vantage.models.source_folders import import_model, repair_tokenizer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -65,6 +68,22 @@ def test_a_real_model_is_imported_with_its_weights(stories: Path, tmp_path: Path
 def test_the_recipes_type_of_weights_is_stored(tiny: Path, tmp_path: Path) -> None:
     import_model(str(tiny), tmp_path, seed=0, dtype=torch.bfloat16)
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_files_are_copied_to_the_scratch_folder(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's temporary folder may be too small for a model."""
+    (tmp_path / "scratch").mkdir()
+    copied_to: list[Path] = []
+
+    def copy(source: str, folder: Path, *, planned: str | None, base: str | None) -> Any:
+        copied_to.append(folder.parent)
+        return copy_source(source, folder, planned=planned, base=base)
+
+    monkeypatch.setattr(source_folders, "copy_source", copy)
+    import_model(str(tiny), tmp_path / "imported", seed=0, scratch=tmp_path / "scratch")
+    assert copied_to == [tmp_path / "scratch"]
 
 
 def test_an_unsafe_folder_is_refused_and_nothing_is_written(tiny: Path, tmp_path: Path) -> None:

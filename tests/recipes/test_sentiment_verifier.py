@@ -18,6 +18,17 @@ def test_the_file_of_prompts_is_what_the_script_writes() -> None:
     assert len(set(lines)) == len(lines) == 384
 
 
+@pytest.mark.parametrize("score, steps", [(0.8, 3), (0.79, 2), (0.5, 2), (0.49, 1), (0.05, 1), (0.04, 0)])
+def test_a_bound_belongs_to_its_step(score: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vantage.recipes import sentiment_verifier as verifiers
+
+    monkeypatch.setattr(verifiers, "compound", lambda text: score)
+    each = (verifiers.positive, verifiers.clearly_positive, verifiers.very_positive)
+    assert [verify("a prompt", "a response", None) for verify in each] == [
+        place < steps for place in range(3)
+    ]
+
+
 def test_without_the_package_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['vaderSentiment'] = None; import vantage.recipes.sentiment_verifier"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

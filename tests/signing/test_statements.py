@@ -17,7 +17,7 @@ from tests.signing.conftest import STEPS, Ended, Keys, run_recipe
 from vantage.schemas.canonical_json import canonical_json
 from vantage.schemas.records.milliseconds import LATEST
 from vantage.signing import decisions
-from vantage.signing.statements import BadStatement, differences, judged_by, read_statement
+from vantage.signing.statements import BadStatement, differences, judged_by, read_statement, statement
 from vantage.storage.sealed_folders import read_manifest
 from vantage.storage.signatures import read_signatures
 
@@ -100,6 +100,16 @@ def test_another_run_of_the_same_recipe_says_the_same_but_for_its_name(
         assert (
             texts[0].count("RUN") + texts[1].count("RUN") == 2
         )  # the run of the recipe and the verdicts, not the run that made it
+
+
+def test_one_about_other_files_is_made_as_well(ended: Ended) -> None:
+    """A signature is compared with a statement about the files that it names, and those may be any."""
+    ref = ended.workspace.storage.find(str(ended.record.stages["reward"].stage_key))
+    assert ref is not None
+    said = read_statement(statement(ref, {"model.safetensors": "a" * 64}, judged_by(ended.record, "reward")))
+    of_metrics = said["predicate"]["runDetails"]["byproducts"][0]
+    assert (of_metrics["name"], of_metrics.get("digest", {})) == ("metrics.json", {})
+    assert of_metrics["annotations"]["metrics"] == ref.artifact.metrics
 
 
 def test_of_equal_artifacts_the_one_with_the_key_is_the_step() -> None:
