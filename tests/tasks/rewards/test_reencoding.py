@@ -217,6 +217,18 @@ def test_the_end_of_a_response_is_left_out_where_the_window_ends(
     assert "1 of 2 responses are longer than" in caplog.text
 
 
+def test_a_prompt_that_fills_the_window_is_refused(pipeline: Any, other: Path) -> None:
+    """No room would be left for a response. The prompts that a stage samples for were tried before."""
+    codec = codec_of(job_with(pipeline, other), "reward.main.0")
+    taken = len(ByTransformers(other).ids("1?", "#1", ended=True))
+    sequences, ended = collate([[1]], [[2]], pad_token_id=0), torch.tensor([True])
+    given = Responses(sequences, ["12345678?"], ["#1"], [None], CPU, PassLimits(), ended)
+    for window in (4, taken):
+        encoder = Reencoder(codec, openings=(), window=window, name="rewards.main.terms.0.model='reward'")
+        with pytest.raises(UnreadablePrompt, match=f"reads {window} tokens, and a prompt has"):
+            encoder.sequences(given)
+
+
 def test_white_space_that_opens_the_policys_turns_is_no_word(pipeline: Any, other: Path) -> None:
     codec = codec_of(job_with(pipeline, other), "reward.main.0")
     encoder = Reencoder(codec, openings=("\n",), window=None, name="")
