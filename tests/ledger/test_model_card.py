@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.ledger.small_run import artifact, sha
+from vantage.ledger import model_card
 from vantage.ledger.entries import RunEntry, StageEntry
 from vantage.ledger.model_card import ancestors, card_sections, licence_of, readers, stage_and_measurements
 from vantage.ledger.notes import ModelPages, model_note
@@ -75,6 +76,17 @@ def test_measurements_have_intervals_by_students_t(run: RunEntry) -> None:
     lines = card_sections(run, "policy", {})["Measured"]
     assert lines[2:] == ["| evaluation | score | 0.5 | 0.1818 to 0.8182 | 4 |"], "estimates alone"
     assert card_sections(run, "sft", {})["Measured"][2:] == ["| sft | validation_nll | 0.5 | – | – |"]
+
+
+def test_measurements_beyond_the_most_are_counted(run: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = card_sections(run, "policy", {})["Measured"]
+    monkeypatch.setattr(model_card, "_MOST_ROWS", 1)
+    assert card_sections(run, "policy", {})["Measured"] == whole, "there is no other"
+    monkeypatch.setattr(model_card, "_MOST_ROWS", 0)
+    assert card_sections(run, "policy", {})["Measured"] == [
+        *whole[:2],
+        "| … | 1 more: the pages of the stages' runs | | | |",
+    ]
 
 
 def test_data_with_source_rows_digest_and_licence(run: RunEntry) -> None:

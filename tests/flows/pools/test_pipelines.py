@@ -583,3 +583,15 @@ def test_what_an_earlier_version_registered_is_named_and_renewed(
     [after] = deployment_findings()
     assert after.verdict == "fine"
     remove(client, "nightly")
+
+
+def test_of_a_server_that_does_not_answer_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``vantage doctor`` has a line of its own about such a server."""
+    from vantage.flows.pools.deployments import deployment_findings
+    from vantage.flows.prefect_server.server import free_port
+
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
+    assert list(deployment_findings()) == []
+    monkeypatch.delenv("PREFECT_API_URL")
+    assert list(deployment_findings()) == []
