@@ -38,8 +38,9 @@ class Sender:
         self.run_ids: dict[str | None, str] = {}
         """Stage → MLflow's id of its run; None → id of the parent run."""
         self.pages: dict[str | None, str | None] = {}
-        self.page_of_runs: str | None = None
         """Stage → its page within MLflow's site."""
+        self.page_of_runs: str | None = None
+        """Page of all runs within MLflow's site."""
         self.published: dict[tuple[str, str], Published] = {}
         """(Registered model, content digest) → its version, if it was published."""
         self.unpublished: dict[tuple[str, str], str] = {}
