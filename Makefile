@@ -1,6 +1,6 @@
 # make setup | demo | test | test-all | test-engine | test-gpu | check | docs | bench | servers | servers-down: each does all of its own set-up; a second call
 # starts at once.
-#   make test      what a change needs every time, without servers: 12 to 14 minutes on two quiet cores
+#   make test      what a change needs every time, without servers: about 11 minutes on two quiet cores
 #   make test-all  these tests and all others: servers, Ray, several ranks, compiled layers, browsers, random kills, hostile inputs, long runs
 PYTHON ?= $(shell command -v python3 || command -v python)
 BIN := .venv/bin
