@@ -2,6 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.review.audit.conftest import run_once
 from tests.review.audit.tampering import Case, edit_json, edit_lines, found
 from tests.support.orchestrated import Witness
 from vantage.flows.publishing.moving_aliases import publish_again, roll_back
+from vantage.ledger.operations import MoveAlias, Publish
+from vantage.review.audit.decisions import deciding_runs
 from vantage.review.audit.evidence import Evidence
 from vantage.review.audit.target import audit
 from vantage.runs.approving import answer
@@ -266,3 +269,25 @@ def remove(workspace: Workspace, digest: str, stage_key: str, cause: Cause) -> N
     garbage = garbage_of(workspace.storage, cause)
     assert garbage.remove_refs([stage_key], needed=tuple) == [stage_key]
     assert garbage.remove_object(digest, needed=tuple)
+
+
+def test_who_moved_an_alias_to_a_version_decided_about_it_as_well() -> None:
+    """A run that made a model, but whose gate was closed, keeps the movement of the version that another run published."""
+    published = Publish.model_construct(
+        registered_model="chat", alias="champion", artifact=SimpleNamespace(digest="d")
+    )
+    moved = MoveAlias.model_construct(registered_model="chat", alias="champion", digest="d")
+    of_another_version = moved.model_copy(update={"digest": "e"})
+    recorded = [
+        SimpleNamespace(run_id=run_id, operation=operation, digest=digest)
+        for run_id, operation, digest in (
+            ("publishes", published, "d"), ("moves", moved, "d"), ("publishes", moved, "d"), ("elsewhere", of_another_version, "e")
+        )
+    ]  # fmt: skip
+    evidence: Any = SimpleNamespace(once=lambda key, make: recorded)
+    assert deciding_runs(evidence, "chat", "d", "champion") == ["publishes", "moves"]
+    assert (
+        deciding_runs(evidence, "chat", "d", "other")
+        == deciding_runs(evidence, "chat", "d", None)
+        == ["publishes"]
+    )
