@@ -84,7 +84,7 @@ def test_whether_runs_live_is_looked_at_before_others_have_to_wait(
 
 
 def test_two_runs_are_not_begun_at_the_same_moment(workspace: Workspace, recipe: ResolvedRecipe) -> None:
-    """Who begins a run waits for the lock of the folder of all runs, which another descriptor holds here."""
+    """A new run waits for the lock of the folder of all runs, which another descriptor holds here."""
     begun = threading.Event()
 
     def begin() -> None:

@@ -271,7 +271,7 @@ def remove(workspace: Workspace, digest: str, stage_key: str, cause: Cause) -> N
     assert garbage.remove_object(digest, needed=tuple)
 
 
-def test_who_moved_an_alias_to_a_version_decided_about_it_as_well() -> None:
+def test_a_run_that_moved_an_alias_to_a_version_decided_about_it_as_well() -> None:
     """A run that made a model, but whose gate was closed, keeps the movement of the version that another run published."""
     published = Publish.model_construct(
         registered_model="chat", alias="champion", artifact=SimpleNamespace(digest="d")

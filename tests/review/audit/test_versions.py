@@ -1,4 +1,4 @@
-"""What an audit says of the run that a version names as the one that made it."""
+"""An audit compares a version with the run of MLflow that it names, if MLflow answers about that run."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A record says in words how far a longer stage went on from shorter ones, in the unit of its length."""
+"""A record describes how a longer stage went on from shorter ones: iterations or epochs, before and after."""
 
 from vantage.schemas.records.extensions import Shorter, in_words
 
