@@ -249,7 +249,7 @@ def compare(of: type[BaseModel], plain: Any, *, loads: bool) -> list[str]:
     if wrong:
         assert not accepts, f"the schema accepts what is refused: {wrong}"
     errors = [] if loads or wrong or accepts else list(validator(of).iter_errors(plain))
-    for error in errors:  # only its sources, and what it says of rules
+    for error in errors:  # sources and rules refuse the recipe, so the schema may refuse a field of it
         assert error.absolute_path, (
             f"the schema refuses what has no wrong field: {_problems_by_schema(of, plain)}"
         )
