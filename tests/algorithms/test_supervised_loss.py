@@ -34,3 +34,9 @@ def test_an_empty_minibatch_is_refused_and_an_empty_micro_batch_is_0():
     with pytest.raises(ValueError, match="response_mask has no True element"):
         token_nll(logprobs, nothing)
     assert token_nll(logprobs, nothing, denominator=5).loss.item() == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 1), (2, 2), (3,)])
+def test_unequal_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="logprobs"):
+        token_nll(torch.zeros(shape), torch.ones(2, 3).bool())
