@@ -585,11 +585,14 @@ def test_what_an_earlier_version_registered_is_named_and_renewed(
     remove(client, "nightly")
 
 
-def test_of_a_server_that_does_not_answer_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``vantage doctor`` has a line of its own about such a server."""
-    from vantage.flows.pools.deployments import deployment_findings
+def test_a_server_that_does_not_answer_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``vantage doctor`` has a line of its own about such a server. Prefect's client would start another one."""
+    from vantage.flows.pools import deployments
     from vantage.flows.prefect_server.server import free_port
 
+    def asked(**_: object) -> None:
+        raise AssertionError("it is asked")
+
     monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
-    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
-    assert list(deployment_findings()) == []
+    monkeypatch.setattr(deployments, "get_client", asked)
+    assert list(deployments.deployment_findings()) == []
