@@ -78,8 +78,12 @@ def servers_of(scratch: Path) -> list[psutil.Process]:
 
 
 def nodes_of(servers: list[psutil.Process]) -> set[int]:
-    """Return the processes of Ray that are the servers' nodes. A node names itself to all that it starts."""
-    return set(read_living(servers, lambda server: int(server.environ()["RAY_RAYLET_PID"])).values())
+    """Return the processes of Ray that are the servers' nodes. A node names itself to all that it starts.
+
+    Linux shows the environment of a new process a moment after its command line.
+    """
+    named = read_living(servers, lambda server: server.environ().get("RAY_RAYLET_PID"))
+    return {int(node) for node in named.values() if node is not None}
 
 
 def end_within(scratch: Path, seconds: float) -> bool:
