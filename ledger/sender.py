@@ -131,22 +131,24 @@ class Sender:
                     self._error = self._shown(error)
                 retry_at = time.monotonic() + BUSY_SECONDS
                 continue
-            with self._changed:
-                self._flushes_tried = requested
-                self._error = "" if error is None else self._shown(error)
-                if error is None:
-                    self._sent = recorded
-                else:
-                    self._given_up_at = recorded
-                self._changed.notify_all()
-            retry_at = 0.0 if error is None else time.monotonic() + RETRY_SECONDS
+            reason = "" if error is None else self._shown(error)
+            # The warning comes before the note below: who waits for a flush may end the process right after it.
             if error is not None and not warned:
                 log.warning(
                     "MLflow (%s) cannot be reached; the run goes on, and its records wait in %s: %s",
                     without_password(self._tracking_uri),
                     self._outbox.folder if self._outbox else self._workspace,
-                    self._error,
+                    reason,
                 )
+            retry_at = 0.0 if error is None else time.monotonic() + RETRY_SECONDS
+            with self._changed:
+                self._flushes_tried = requested
+                self._error = reason
+                if error is None:
+                    self._sent = recorded
+                else:
+                    self._given_up_at = recorded
+                self._changed.notify_all()
             warned = error is not None
 
     def _has_work(self, retry_at: float) -> bool:

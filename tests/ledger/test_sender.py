@@ -35,7 +35,8 @@ from tests.ledger.small_run import (
 )
 from tests.support.fork_server import WITH_PREFECT
 from vantage.ledger.run_ledger import Ledger
-from vantage.ledger.tracking import MLFLOW_ENVIRONMENT
+from vantage.ledger.sender import Sender
+from vantage.ledger.tracking import MLFLOW_ENVIRONMENT, set_up_client
 from vantage.schemas.records.artifacts import PolicyCheckpoint
 from vantage.storage.sealed_folders import seal
 
@@ -64,6 +65,31 @@ def test_what_one_run_could_not_send_the_next_one_sends_before_its_own(
     assert curve(client, made["sft"], "loss") == JOURNAL_CURVE
     reused = runs_of(client, "0002-tiny-bbbbbb")["sft"]
     assert reused.data.tags["vantage.reused_from"] == made["sft"].info.run_id
+
+
+def test_a_server_that_is_down_is_warned_of_before_a_flush_returns(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may end right after a flush, and its thread with it."""
+    sender = Sender("http://127.0.0.1:9", workspace)
+    warnings: list[str] = []
+
+    def begin_with_the_flush() -> None:
+        while not sender._flushes_requested:
+            time.sleep(0.01)
+        set_up_client()
+
+    class SlowHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            time.sleep(0.5)
+            warnings.append(record.getMessage())
+
+    monkeypatch.setattr("vantage.ledger.sender.set_up_client", begin_with_the_flush)
+    monkeypatch.setattr(logging.getLogger("vantage.ledger.sender"), "handlers", [SlowHandler()])
+    assert not sender.flush(60)
+    assert len(warnings) == 1
+    assert "cannot be reached" in warnings[0]
+    sender.close(0)
 
 
 @pytest.mark.slow
