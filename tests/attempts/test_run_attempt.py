@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.fake_work import CHECKPOINT_EVERY
 from tests.support.orchestrated import events, pace
+from tests.support.real_runs import wait_for
 from vantage.attempts import run_attempt as attempts
 from vantage.attempts.exit_codes import ExitCode
 from vantage.attempts.jobs import request_for, steps_of
@@ -481,7 +482,8 @@ def test_who_waits_for_a_key_says_so_once_and_can_be_stopped(
     waiting = threading.Thread(target=wait)
     with workspace.storage.exclusive(asked.stage_key, holder="run other"):
         waiting.start()
-        time.sleep(0.5)
+        wait_for(lambda: bool(seen.waited))
+        time.sleep(0.5)  # ten times as long as it waits before it says so
         stop.set()
         waiting.join(20.0)
         is_waiting = waiting.is_alive()

@@ -202,7 +202,9 @@ def test_a_disk_that_was_full_for_a_moment_ends_the_stage_before_its_next_write(
     def wait(step: int) -> None:
         if step == 2:  # the checkpoint after two steps is being written
             assert failed.wait(SECONDS)
-            time.sleep(0.2)  # until the thread has ended
+            for thread in threading.enumerate():
+                if thread.name == "write-checkpoint":
+                    thread.join(SECONDS)
         seen.append(step)
 
     seen: list[int] = []
