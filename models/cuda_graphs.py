@@ -84,16 +84,3 @@ def _spare_generator() -> Iterator[None]:
         yield
     finally:
         generator.graphsafe_set_state(own)
-
-
-class Uncaptured:
-    """A ``Capture`` that calls the step itself: the same code without a GPU, for tests."""
-
-    def __call__(self, step: Step, *, restore: Step) -> Step:
-        """See ``Capture``."""
-        step()
-        restore()
-        return step
-
-    def end_all(self) -> None:
-        """See ``Capture``."""

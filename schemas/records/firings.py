@@ -81,6 +81,3 @@ class Watched(Frozen):
 
     firings: tuple[Firing, ...] = ()
     ended_early: EndedEarly | None = Field(None, exclude_if=is_unset)
-
-    def __bool__(self) -> bool:
-        return bool(self.firings) or self.ended_early is not None

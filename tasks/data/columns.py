@@ -153,20 +153,6 @@ class RowMapper:
         return value
 
 
-def map_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return one row on its own, as ``RowMapper.map``.
-
-    Raises:
-        MissingColumn: the row lacks a column, or a part of a path.
-        ValueError: a value has the wrong kind, or a column that is not text has a template.
-    """
-    mapper = RowMapper(columns)
-    mapped = mapper.map(row)
-    for error in mapper.never_found():
-        raise error
-    return mapped
-
-
 def _paths(spec: str) -> list[str]:
     return _PLACEHOLDER.findall(spec) if "{" in spec else [spec]
 

@@ -21,8 +21,8 @@ from benchmarks.gpu.parts import Iteration, config_of
 from benchmarks.gpu.report import graphs_line, line, rows
 from benchmarks.gpu.sizes import SIZES, Rollout, Size, TooLarge, fit, network_bytes
 from benchmarks.gpu.timing import Timed, count_waits
+from tests.support.uncaptured import Uncaptured
 from vantage.models import replayed_steps
-from vantage.models.cuda_graphs import Uncaptured
 
 HAND = Size(
     "hand",

@@ -36,10 +36,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.support.uncaptured import Uncaptured
 from tests.tasks.host_waits import HostWaits
 from vantage.models import captured_steps, one_token, replayed_steps, static_cache
 from vantage.models.adapters import Adaptation, add_adapters
-from vantage.models.cuda_graphs import Step, Uncaptured
+from vantage.models.cuda_graphs import Step
 from vantage.models.late_counts import LATE
 from vantage.models.logprobs import response_logprobs
 from vantage.models.one_token import CastWeights

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.uncaptured import Uncaptured
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.test_presets_run import Case, job_of, preset
 from vantage.ledger.journal import read
 from vantage.models import replayed_steps
-from vantage.models.cuda_graphs import Uncaptured
 from vantage.schemas.metric_names import GRAPHS
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.stages import run_stage

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from vantage.tasks.data.columns import MissingColumn, RowMapper, WrongValue, as_text, map_row
+from tests.tasks.data.one_row import map_row
+from vantage.tasks.data.columns import MissingColumn, RowMapper, WrongValue, as_text
 
 ALPACA = {"instruction": "Add.", "input": "2 and 3", "output": "5"}
 SHAREGPT = {

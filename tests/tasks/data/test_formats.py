@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.data.one_row import map_row
 from vantage.schemas.recipe.inputs import Data, Labels
-from vantage.tasks.data.columns import MissingColumn, map_row
+from vantage.tasks.data.columns import MissingColumn
 from vantage.tasks.data.row_faults import Fault, SourceRow
 from vantage.tasks.data.row_reader import reader_of
 

@@ -12,7 +12,7 @@ from tests.tasks.kills import Killed
 from vantage.schemas.recipe.guards import Guard
 from vantage.schemas.recipe.inputs import Generation
 from vantage.schemas.recipe.stages_on_data import SupervisedFineTuning
-from vantage.schemas.records.firings import EndedEarly
+from vantage.schemas.records.firings import EndedEarly, Watched
 from vantage.schemas.records.job import StageJob
 from vantage.tasks.training.attempt import Attempt, GuardFired
 from vantage.tasks.training.progress import read_progress
@@ -118,7 +118,7 @@ def test_no_more_than_five_firings_of_a_guard_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("guards", [("off",), ()])
 def test_without_a_firing_there_is_no_record(tmp_path: Path, guards: tuple[str, ...]) -> None:
     loop(job_in(tmp_path, *guards), lambda step: 1.0)
-    assert not read_watched(tmp_path)
+    assert read_watched(tmp_path) == Watched()
     assert not (tmp_path / "watched.json").exists()
 
 
@@ -127,7 +127,7 @@ def test_off_means_that_not_even_the_defaults_look(tmp_path: Path) -> None:
         return 10.0**step
 
     loop(job_in(tmp_path / "off", "off"), exploding)
-    assert not read_watched(tmp_path / "off")
+    assert read_watched(tmp_path / "off") == Watched()
 
 
 def test_a_stop_saves_the_step_and_holds_for_the_next_attempt_too(tmp_path: Path) -> None:
