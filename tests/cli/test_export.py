@@ -25,10 +25,10 @@ from typer.testing import CliRunner
 from tests.support.fixtures import RECIPE
 from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import attempt_all, orchestrated
+from tests.support.ports import own_port
 from tests.support.small_chat_run import MAX_TOKENS, TEMPERATURE, WORD, make_small_chat_run
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli.main import app
-from vantage.flows.prefect_server.server import free_port
 from vantage.models.folders import load_policy, load_tokenizer
 from vantage.models.heads import load_scalar, scores
 from vantage.models.prompts import encode_prompts
@@ -216,7 +216,7 @@ def test_transformers_alone_gives_the_samplers_answer(
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Yield the address of ``mlflow models serve`` for the folder, which ends with the block."""
-    port = free_port()
+    port = own_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(folder), "--env-manager", "local"]
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = WITH_PREFECT.popen(

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import sys
 from base64 import b64encode
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests.ledger.test_sender import mlflow_server
 from tests.support.fork_server import WITH_PREFECT
+from tests.support.ports import own_port
 from vantage.attempts.exit_codes import ExitCode
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -135,9 +135,7 @@ def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anyw
     server.mkdir()
     cache.mkdir()
     (cache / "leak.txt").write_text("sft")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = own_port()
     environment = {
         **os.environ,
         **SECRETS,

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.ports import own_port
 from tests.support.small_chat_run import WORD
 from vantage.cli.main import app
-from vantage.flows.prefect_server.server import free_port
 from vantage.runs.workspace import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.needs("curl")]
@@ -68,7 +68,7 @@ def test_the_cards_commands_start_the_server_and_get_the_models_answer(
     card = (folder / "README.md").read_text()
     serve = next(line for line in card.splitlines() if line.startswith("transformers serve"))
     ask = card[card.index("curl http://localhost:8000") :].split("\n\n")[0].replace("\\\n", " ")
-    port = free_port()
+    port = own_port()
     words = shlex.split(ask.replace("PROMPT", PROMPT).replace("localhost:8000", f"127.0.0.1:{port}"))
     with served(shlex.split(serve.partition("#")[0]), port):
         answers = [

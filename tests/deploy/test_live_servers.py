@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from deploy.servers.lifecycle import read_settings
 from deploy.servers.postgres import OwnPostgres
-from deploy.servers.settings import free_port
 from tests.deploy.conftest import EXPORT, ROOT, Servers
 from tests.deploy.test_manifests import all_documents, compose
 from tests.support.fixtures import RECIPE
 from tests.support.fork_server import WITH_PREFECT
+from tests.support.ports import own_port
 from tests.support.real_runs import wait_for
 from vantage.flows.pools.alive import ALIVE_FILE
 from vantage.flows.prefect_server.server import is_healthy
@@ -259,7 +259,7 @@ def test_probes_pass_without_a_login_and_a_database_that_is_away_restarts_no_ser
         found = container(name)
         assert answer(found["livenessProbe"], address) == answer(found["readinessProbe"], address) == 200
         assert healthy(name, int(address.rpartition(":")[2]))
-        assert not healthy(name, free_port())
+        assert not healthy(name, own_port())
     settings = read_settings(servers.folder)
     postgres = OwnPostgres(settings)
     where = ["--host", "127.0.0.1", "--port", str(settings.ports["postgres"])]

@@ -20,7 +20,8 @@ from deploy.servers.postgres import (
     major_version,
     programs,
 )
-from deploy.servers.settings import Settings, free_port
+from deploy.servers.settings import Settings
+from tests.support.ports import own_port
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def test_the_wheels_postgres_works_from_a_copy_and_has_what_prefect_needs(
 ) -> None:
     folder = data_folder(tmp_path)
     assert folder.parent == outside
-    settings = Settings(postgres_folder=folder, ports={"postgres": free_port()})
+    settings = Settings(postgres_folder=folder, ports={"postgres": own_port()})
     server = OwnPostgres(settings)
     (folder / "data.new").mkdir(parents=True)  # left by a call that was killed
     (folder / "data.new" / "half").write_text("made")
@@ -98,5 +99,5 @@ def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:
     with pytest.raises(
         ServersFailure, match=r"PostgreSQL at 127.0.0.1:\d+ lets us create no databases"
     ) as refusal:
-        create_databases(f"postgresql://ada:canary@127.0.0.1:{free_port()}")
+        create_databases(f"postgresql://ada:canary@127.0.0.1:{own_port()}")
     assert "canary" not in str(refusal.value)

@@ -13,6 +13,7 @@ from deploy.servers import lifecycle
 from deploy.servers.failure import ServersFailure
 from deploy.servers.processes import Server, stop
 from deploy.servers.settings import LOOPBACK, Settings
+from tests.support.ports import own_port
 
 SERVER = """
 import base64, http.server, sys
@@ -84,7 +85,7 @@ def test_a_server_that_ends_on_a_free_port_is_a_failure_with_its_log(
         "prefect", [sys.executable, "-c", "raise SystemExit('no')"], {}, tmp_path, tmp_path / "log"
     )
     monkeypatch.setattr(lifecycle, "_server", lambda *_: broken)
-    settings.ports["prefect"] = lifecycle.free_port()
+    settings.ports["prefect"] = own_port()
     lifecycle._start(settings, "prefect", tmp_path)
     with pytest.raises(ServersFailure, match="the prefect server did not start: no"):
         lifecycle._wait_until_ready(settings, "prefect", tmp_path)

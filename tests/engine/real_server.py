@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from tests.engine.real_vllm import PROMPTS, model, moved, moved_adapters, worst_gap
+from tests.support.ports import own_port
 from tests.tasks.conftest import Pipeline
 from tests.tasks.distillation_jobs import VERIFIER, job_in
 from vantage.ledger.journal import read
@@ -47,9 +47,7 @@ KEY = "a-key-of-this-test"
 @contextmanager
 def serving(folder: Path, *, precision: str = "float32", more: tuple[str, ...] = ()) -> Iterator[str]:
     """Run a server for the model in ``folder`` inside the block, and yield its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = own_port()
     environment = {
         **os.environ,
         "VLLM_SERVER_DEV_MODE": "1",

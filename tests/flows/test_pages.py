@@ -13,9 +13,9 @@ from rich.console import Console
 from tests.ledger.test_sender import mlflow_server
 from tests.review.audit.conftest import RECIPE
 from tests.review.reports.browser import Tab, opened_tab
+from tests.support.ports import own_port
 from vantage.flows.execution import execute
 from vantage.flows.prefect_server import pages as prefect_pages
-from vantage.flows.prefect_server.server import free_port
 from vantage.runs.console import Screen
 from vantage.runs.record import RunRecord
 from vantage.runs.resolving import load_resolved
@@ -76,7 +76,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Iterato
     workspace = Workspace(folder / "workspace")
     workspace.root.mkdir()
     (workspace.root / "seconds.txt").write_text("0.05")
-    port = free_port()
+    port = own_port()
     address = f"http://127.0.0.1:{port}"
     with mlflow_server(folder / "server", port, seconds=300), pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", address)

@@ -34,6 +34,7 @@ from tests.ledger.small_run import (
     tell_stage,
 )
 from tests.support.fork_server import WITH_PREFECT
+from tests.support.ports import own_port
 from vantage.ledger.run_ledger import Ledger
 from vantage.ledger.sender import Sender
 from vantage.ledger.tracking import MLFLOW_ENVIRONMENT, set_up_client
@@ -187,12 +188,6 @@ def answers(port: int) -> bool:
         return False
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def losing_proxy(port: int, to_port: int) -> Iterator[list[str]]:
     """Pass requests on, and lose the first two answers of every kind of write; yields the paths that it lost."""
@@ -240,7 +235,7 @@ def test_a_server_that_is_down_comes_goes_and_loses_answers_ends_up_with_everyth
     workspace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    port, proxy_port = free_port(), free_port()
+    port, proxy_port = own_port(), own_port()
     run_id = "0001-tiny-aaaaaa"
     with Ledger(f"http://127.0.0.1:{proxy_port}", workspace, "tiny") as ledger:
         # 1. The server is down at the start: records are kept, not sent, and nothing is raised

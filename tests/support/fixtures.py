@@ -13,12 +13,12 @@ import pytest
 from tests.support.fork_server import WITH_PREFECT
 from tests.support.made_once import made_once
 from tests.support.models_in_threads import models_in_threads
+from tests.support.ports import own_port
 from tests.support.real_runs import prefect_at, wait_for
 from tests.support.unsent import SENDS_NOTHING, VARIABLE
 from vantage.flows.prefect_server.server import (
     _server_process,
     end_process,
-    free_port,
     is_healthy,
     new_database,
 )
@@ -121,7 +121,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[in
 
     Nothing is pointed at it yet, and it is stopped: a server that waits computes for a minute in an hour.
     """
-    home, port = tmp_path_factory.mktemp("prefect-server"), free_port()
+    home, port = tmp_path_factory.mktemp("prefect-server"), own_port()
     url = f"http://127.0.0.1:{port}/api"
     with new_database(home), WITH_PREFECT.children():
         process = _server_process(home, port, home / "server.log")

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.fork_server import ROOT, WITH_PREFECT
+from tests.support.ports import own_port
 from vantage.flows.execution import execute
 from vantage.flows.prefect_server.server import (
     _server_process,
@@ -119,7 +120,7 @@ def evaluating_automations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> "It
     from vantage.flows.prefect_server import server as servers
 
     monkeypatch.setattr(servers, "DISABLED_SERVICES", ("DB_VACUUM", "LATE_RUNS", "SCHEDULER"))
-    port = servers.free_port()
+    port = own_port()
     with (
         configured_server(folder / "prefect", port),
         prefect_at(f"http://127.0.0.1:{port}/api", PREFECT_HOME=str(folder / "home")),

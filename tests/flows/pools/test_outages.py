@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from tests.support.pool_workers import ON_POOL, Worker, assert_quiet, is_under_way, soon, start_pipeline
+from tests.support.ports import own_port
 from tests.support.real_runs import configured_server, prefect_at, prefect_shows, run_recipe
 from vantage.attempts.exit_codes import ExitCode
-from vantage.flows.prefect_server.server import free_port
 from vantage.runs.run import read_run, read_runs
 from vantage.runs.workspace import Workspace
 
@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def port() -> int:
-    return free_port()
+    return own_port()
 
 
 @pytest.fixture

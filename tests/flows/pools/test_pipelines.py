@@ -16,6 +16,7 @@ import yaml
 from prefect.exceptions import ObjectNotFound
 from typer.testing import CliRunner
 
+from tests.support.ports import own_port
 from vantage.attempts.exit_codes import ExitCode
 from vantage.cli import deploy
 from vantage.cli.deploy import _described
@@ -588,11 +589,10 @@ def test_what_an_earlier_version_registered_is_named_and_renewed(
 def test_a_server_that_does_not_answer_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """``vantage doctor`` has a line of its own about such a server. Prefect's client would start another one."""
     from vantage.flows.pools import deployments
-    from vantage.flows.prefect_server.server import free_port
 
     def asked(**_: object) -> None:
         raise AssertionError("it is asked")
 
-    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{own_port()}/api")
     monkeypatch.setattr(deployments, "get_client", asked)
     assert list(deployments.deployment_findings()) == []

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.fork_server import WITH_PREFECT
 from tests.support.orchestrated import events, pace
+from tests.support.ports import own_port
 from tests.support.real_runs import (
     Starter,
     configured_server,
@@ -23,7 +24,6 @@ from vantage.attempts.exit_codes import ExitCode
 from vantage.flows.execution import exit_code
 from vantage.flows.prefect_server.server import (
     OWN_SERVER,
-    free_port,
     server_name,
 )
 from vantage.runs.record import OpenFlowRun, RunRecord
@@ -180,7 +180,7 @@ def test_a_finished_run_is_recorded_when_its_server_is_back(
     start_vantage: Starter,
     tmp_path: Path,
 ) -> None:
-    home, port = tmp_path / "home", free_port()
+    home, port = tmp_path / "home", own_port()
     pace(workspace, 0.05)
     url = f"http://127.0.0.1:{port}/api"
     with prefect_at(url, PREFECT_HOME=str(home), PREFECT_CLIENT_MAX_RETRIES="0"):
@@ -218,7 +218,7 @@ def test_a_server_that_does_not_answer_holds_up_no_run_that_needs_none(
     with prefect_at(None):
         record, _ = run_recipe(workspace, recipe_file)  # on a server of its own
     assert record.open_flow_runs == ()
-    url = f"http://127.0.0.1:{free_port()}/api"
+    url = f"http://127.0.0.1:{own_port()}/api"
     monkeypatch.setattr("vantage.flows.prefect_server.server.ANSWER_SECONDS", 1.0)
     with prefect_at(url):
         assert server_name(workspace.root) == url != OWN_SERVER

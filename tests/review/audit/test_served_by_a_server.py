@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.ledger.test_sender import free_port, mlflow_server
+from tests.ledger.test_sender import mlflow_server
 from tests.review.audit.conftest import run_once, write_recipe
 from tests.review.audit.tampering import Case, flip_bit, found
+from tests.support.ports import own_port
 from vantage.ledger.run_ledger import Ledger
 from vantage.runs.run import read_runs
 from vantage.runs.workspace import Workspace
@@ -22,7 +23,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Case, Pat
     """Yield a run whose records and copies a server has, and the folder in which the server keeps the copies."""
     folder = tmp_path_factory.mktemp("served")
     (folder / "server").mkdir()
-    port = free_port()
+    port = own_port()
     with mlflow_server(folder / "server", port, seconds=300), pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
         workspace = Workspace(folder / "workspace")
