@@ -304,10 +304,13 @@ def test_a_request_to_stop_does_not_wait_for_what_is_sampled_ahead(
     expected = run_stage(whole)
     sample_own, update = LocalEngine.sample_own, policy_update.update
     updates: list[int] = []
+    samplers: list[threading.Thread] = []
 
     def endless(self: LocalEngine, *args: Any, on_token: Any, **named: Any) -> Samples:
-        deadline = time.monotonic() + 30
-        while len(updates) >= 1 and threading.current_thread().name == "sampling ahead":
+        sampler, deadline = threading.current_thread(), time.monotonic() + 30
+        if sampler.name == "sampling ahead" and sampler not in samplers:
+            samplers.append(sampler)
+        while sampler in samplers[1:]:  # the second one, whose responses nobody takes
             assert time.monotonic() < deadline, "it is waited for"
             on_token(0, 0)
             time.sleep(0.01)
@@ -374,10 +377,11 @@ def test_whoever_waits_for_the_thread_tells_how_far_it_is(
     told: list[tuple[str, int, int]] = []
     monkeypatch.setattr(progress, "phase", lambda name, done, of, **_: told.append((name, done, of)))
     monkeypatch.setattr(ahead_engine, "SECONDS_BETWEEN_REPORTS", 0.01)
-    sample_own = LocalEngine.sample_own
+    sample_own, has_begun = LocalEngine.sample_own, threading.Event()
 
     def slowly(self: LocalEngine, *args: Any, on_token: Callable[[int, int], None], **named: Any) -> Samples:
         on_token(1, 3)
+        has_begun.set()
         time.sleep(0.3)
         return sample_own(self, *args, on_token=on_token, **named)
 
@@ -385,6 +389,7 @@ def test_whoever_waits_for_the_thread_tells_how_far_it_is(
     prompts = read_prompts(pipeline.folder("prompts"), "train", models.codec).ids[:2]
     with AheadEngine(models.engine) as ahead:
         ahead.begin(prompts, count=2, seed=2)
+        assert has_begun.wait(60.0)
         ahead.generate(prompts, count=2, seed=2)
     assert told[0] == ("waiting for responses", 1, 4)
     assert len(told) > 3
