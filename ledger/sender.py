@@ -132,7 +132,7 @@ class Sender:
                 retry_at = time.monotonic() + BUSY_SECONDS
                 continue
             reason = "" if error is None else self._shown(error)
-            # The warning comes before the note below: who waits for a flush may end the process right after it.
+            # Warn before the flush counts as tried: the process may end right after that.
             if error is not None and not warned:
                 log.warning(
                     "MLflow (%s) cannot be reached; the run goes on, and its records wait in %s: %s",

@@ -483,7 +483,7 @@ def test_who_waits_for_a_key_says_so_once_and_can_be_stopped(
     with workspace.storage.exclusive(asked.stage_key, holder="run other"):
         waiting.start()
         wait_for(lambda: bool(seen.waited))
-        time.sleep(0.5)  # ten times as long as it waits before it says so
+        time.sleep(0.5)  # long enough for a second report of the wait
         stop.set()
         waiting.join(20.0)
         is_waiting = waiting.is_alive()

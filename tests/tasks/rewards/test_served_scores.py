@@ -776,8 +776,8 @@ def test_patience_is_with_a_server_that_answers(server: FakeJudge, tmp_path: Pat
 def test_a_rate_slower_than_patience_uses_up_none_of_it(
     server: FakeJudge, tmp_path: Path, fresh: Any, let_through: list[float]
 ) -> None:
-    """One request a second is let through, and patience lasts nine tenths of a second. The first request of each batch fails, and
-    so does one repeated request."""
+    """One request a second is let through, and patience lasts 0.9 s. The first request of each batch fails, and so does
+    one repeated request."""
     server.faults.wishes = {0: "0", 2: "0", 3: "0"}
     scores = load(tmp_path, judge(server, at_once=4, requests_per_minute=60.0, patience_seconds=0.9))
     for rows in (slice(0, 1), slice(1, 2)):
