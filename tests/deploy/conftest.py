@@ -19,6 +19,7 @@ from deploy.servers.processes import processes_of
 from deploy.servers.settings import PORTS, Settings, write_private
 from tests.support.fixtures import RECIPE
 from tests.support.fork_server import WITH_PREFECT
+from tests.support.ports import own_port
 from tests.support.processes import with_word
 
 ROOT = Path(__file__).parents[2]
@@ -127,19 +128,11 @@ class Place:
         )
 
 
-def own_ports() -> dict[str, int]:
-    """Return ports for this test process, because other processes test servers at the same time. They lie outside of
-    the range from which the system hands out ports.
-    """
-    first = 21000 + 10 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return {name: first + place for place, name in enumerate(PORTS)}
-
-
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Yield servers that are not yet started; they are stopped and deleted in the end."""
     made = Servers(tmp_path_factory.mktemp("servers"))
-    settings = Settings(postgres_folder=data_folder(made.folder), ports=own_ports())
+    settings = Settings(postgres_folder=data_folder(made.folder), ports={name: own_port() for name in PORTS})
     write_private(made.folder / "settings.json", settings.model_dump_json())
     yield made
     made.down("--delete")
